@@ -1,0 +1,1 @@
+"""Attention for JAX that knows what a mask leaves out."""
