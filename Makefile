@@ -1,0 +1,40 @@
+# One target, one verb. Each makes or reuses .venv; nothing has to be activated.
+#   PYTHON=python3.13   the Python to build .venv with (a .venv of another version is rebuilt)
+#   ARGS="…"            passed on to the program behind the target
+#   CONFIG=…            the config that `train` uses
+#   TORCH=no            `bench` without PyTorch, which is a large download
+.DEFAULT_GOAL := help
+PYTHON ?=
+ARGS ?=
+CONFIG ?= configs/shakespeare.yaml
+TORCH ?= yes
+RUN := .venv/bin/python -m
+
+.PHONY: help venv train test check bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s  %s\n", $$1, $$2}' Makefile
+	@echo '  Options: PYTHON=python3.13, ARGS="…" for the program behind a target, TORCH=no for bench'
+
+venv: ## make the development environment in .venv, or bring it up to date
+	@PYTHON='$(PYTHON)' scripts/venv
+
+train: venv ## train a small transformer on Shakespeare and print what it writes
+	@$(RUN) nanogpt_jax.train --config $(CONFIG) $(ARGS)
+
+test: venv ## run the whole test suite
+	@$(RUN) pytest -n 2 $(ARGS)
+
+check: venv ## lint, format check, types and the fast tests: under a minute
+	@$(RUN) ruff check
+	@$(RUN) ruff format --check
+	@$(RUN) pyright
+	@$(RUN) pytest -n 2 -q -m "not slow" $(ARGS)
+
+bench: venv ## time attention on this CPU beside its peers, and write JSON
+	@TORCH='$(TORCH)' scripts/venv bench
+	@$(RUN) smalti.lab.bench $(ARGS)
+
+clean: ## remove .venv, caches and build output (runs/ and data/ stay)
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist bench-results
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
