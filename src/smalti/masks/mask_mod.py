@@ -1,0 +1,324 @@
+"""What a mask is: an elementwise predicate that also knows which tiles it leaves empty or whole.
+
+A mask answers three questions:
+
+* ``mask(b, h, q_idx, kv_idx)``: may this query see this key? Elementwise over broadcast indices.
+* ``mask.classify(tiles)``: which tiles hold *some* visible pair, and which hold *every* pair?
+* ``mask.varies()``: do the answers depend on the batch entry, or on the query head?
+
+Classification is three-valued (Kleene) logic and errs on one side only: ``some=False`` means surely
+empty, ``every=True`` surely whole, anything else is a cut tile whose elements must be looked at.
+That makes ``&``, ``|`` and ``~`` of masks a closed form of their parts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from smalti.masks.tiles import TileGrid, TileIndex, as_known, reduce_tiles
+from smalti.masks.traced_mod import TracedMod, trace_mod
+
+MaskModFunction = Callable[[Any, Any, Any, Any], Any]
+
+
+class TileStates(NamedTuple):
+    """Per tile, ``[B or 1, H or 1, nq, nk]`` booleans; NumPy where known at trace time."""
+
+    some: Any  # False: no visible pair (surely empty)
+    every: Any  # True: every pair visible (surely whole)
+
+
+class Mask:
+    """Base of all masks. Combine with ``&``, ``|``, ``~``; all masks are pytrees of their arrays."""
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        """Whether query ``q_idx`` sees key ``kv_idx`` in batch entry ``b`` and query head ``h``.
+
+        All four are int32 arrays (or ints) that broadcast together; the result is boolean of their
+        broadcast shape, or of a shape that broadcasts to it.
+        """
+        raise NotImplementedError
+
+    def bind(self, batch: int, heads: int, q_len: int, kv_len: int) -> Mask:
+        """This mask for a call of these sizes: shapes checked, default offsets filled in."""
+        del batch, heads, q_len, kv_len
+        return self
+
+    def classify(self, tiles: TileGrid) -> TileStates:
+        """Which tiles of the grid are surely empty and surely whole. The mask must be bound."""
+        raise NotImplementedError
+
+    def varies(self) -> tuple[bool, bool]:
+        """Whether the mask depends on (batch entry, query head)."""
+        return False, False
+
+    def tile(self, index: TileIndex):
+        """The mask over one tile, bool ``[B or 1, H or 1, block_q, width]``."""
+        q_idx, kv_idx = index.q_idx[:, None], index.kv_idx[None, :]
+        visible = self(index.b[:, None, None, None], index.h[None, :, None, None], q_idx, kv_idx)
+        visible = jnp.asarray(visible, bool)
+        visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
+        return jnp.broadcast_to(visible, (*visible.shape[:2], q_idx.shape[0], kv_idx.shape[1]))
+
+    def __and__(self, other) -> Mask:
+        return And(self, as_mask(other))
+
+    def __rand__(self, other) -> Mask:
+        return And(as_mask(other), self)
+
+    def __or__(self, other) -> Mask:
+        return Or(self, as_mask(other))
+
+    def __ror__(self, other) -> Mask:
+        return Or(as_mask(other), self)
+
+    def __invert__(self) -> Mask:
+        return Not(self)
+
+    def __bool__(self):
+        raise TypeError(
+            "a mask has no truth value: Python's `and`, `or` and `not` cannot combine masks and "
+            "would silently drop one. Use `&`, `|` and `~` instead, e.g. `causal() & document(ids)`."
+        )
+
+
+def pytree(*, static: tuple[str, ...] = ()):
+    """Class decorator: a frozen dataclass whose fields are pytree children except ``static``."""
+
+    def register(cls):
+        cls = dataclasses.dataclass(frozen=True, eq=False)(cls)
+        names = [field.name for field in dataclasses.fields(cls)]
+        return jax.tree_util.register_dataclass(
+            cls, data_fields=[n for n in names if n not in static], meta_fields=list(static)
+        )
+
+    return register
+
+
+@pytree()
+class And(Mask):
+    """Visible where both masks say so."""
+
+    left: Mask
+    right: Mask
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        return self.left(b, h, q_idx, kv_idx) & self.right(b, h, q_idx, kv_idx)
+
+    def bind(self, batch, heads, q_len, kv_len):
+        sizes = (batch, heads, q_len, kv_len)
+        return And(self.left.bind(*sizes), self.right.bind(*sizes))
+
+    def classify(self, tiles):
+        left, right = self.left.classify(tiles), self.right.classify(tiles)
+        return TileStates(left.some & right.some, left.every & right.every)
+
+    def varies(self):
+        return _either(self.left.varies(), self.right.varies())
+
+    def tile(self, index):
+        return self.left.tile(index) & self.right.tile(index)
+
+    def __repr__(self):
+        return f"({self.left!r} & {self.right!r})"
+
+
+@pytree()
+class Or(Mask):
+    """Visible where either mask says so."""
+
+    left: Mask
+    right: Mask
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        return self.left(b, h, q_idx, kv_idx) | self.right(b, h, q_idx, kv_idx)
+
+    def bind(self, batch, heads, q_len, kv_len):
+        sizes = (batch, heads, q_len, kv_len)
+        return Or(self.left.bind(*sizes), self.right.bind(*sizes))
+
+    def classify(self, tiles):
+        left, right = self.left.classify(tiles), self.right.classify(tiles)
+        return TileStates(left.some | right.some, left.every | right.every)
+
+    def varies(self):
+        return _either(self.left.varies(), self.right.varies())
+
+    def tile(self, index):
+        return self.left.tile(index) | self.right.tile(index)
+
+    def __repr__(self):
+        return f"({self.left!r} | {self.right!r})"
+
+
+@pytree()
+class Not(Mask):
+    """Visible where the mask says no."""
+
+    inner: Mask
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        return ~jnp.asarray(self.inner(b, h, q_idx, kv_idx), bool)
+
+    def bind(self, batch, heads, q_len, kv_len):
+        return Not(self.inner.bind(batch, heads, q_len, kv_len))
+
+    def classify(self, tiles):
+        inner = self.inner.classify(tiles)
+        return TileStates(~inner.every, ~inner.some)
+
+    def varies(self):
+        return self.inner.varies()
+
+    def tile(self, index):
+        return ~self.inner.tile(index)
+
+    def __repr__(self):
+        return f"~{self.inner!r}"
+
+
+@pytree(static=("function",))
+class MaskMod(Mask):
+    """A user's ``mask_mod(b, h, q_idx, kv_idx)``, called with four int32 scalars under tracing."""
+
+    function: MaskModFunction
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        return jnp.asarray(self.function(b, h, q_idx, kv_idx), bool)
+
+    def bind(self, batch, heads, q_len, kv_len):
+        del batch, heads, q_len, kv_len
+        index = jax.ShapeDtypeStruct((), jnp.int32)
+        mod = trace_mod(self.function, (index,) * 4, name="mask_mod", result=bool)
+        return BoundMaskMod(mod)
+
+    def __repr__(self):
+        return f"mask_mod({getattr(self.function, '__name__', self.function)!s})"
+
+
+@pytree()
+class BoundMaskMod(Mask):
+    """A traced ``mask_mod``: its captured arrays are explicit, its dependence on b and h known."""
+
+    mod: TracedMod
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in (b, h, q_idx, kv_idx)))
+        flat = [jnp.broadcast_to(x, shape).reshape(-1) for x in (b, h, q_idx, kv_idx)]
+        return jax.vmap(self.mod.call)(*flat).reshape(shape)
+
+    def varies(self):
+        return self.mod.depends[0], self.mod.depends[1]
+
+    def tile(self, index):
+        # An index that the function does not read keeps length 1, so a mask shared by all batch
+        # entries is computed once.
+        b = index.b if self.mod.depends[0] else index.b[:1]
+        h = index.h if self.mod.depends[1] else index.h[:1]
+        return self.mod.over_tile(b, h, index.q_idx, index.kv_idx)
+
+    def classify(self, tiles):
+        if self.mod.is_known:
+            with jax.ensure_compile_time_eval():
+                return TileStates(
+                    *(np.asarray(x) for x in jax.jit(self._evaluate, static_argnums=0)(tiles))
+                )
+        return TileStates(*self._evaluate(tiles))
+
+    def _evaluate(self, tiles: TileGrid):
+        """`some` and `every` by looking at each element, one row of tiles at a time."""
+        b = jnp.arange(tiles.batch if self.mod.depends[0] else 1, dtype=jnp.int32)
+        h = jnp.arange(tiles.heads if self.mod.depends[1] else 1, dtype=jnp.int32)
+        kv_idx = jnp.arange(tiles.kv_len, dtype=jnp.int32)
+
+        def row(q_tile):
+            q_idx = q_tile * tiles.block_q + jnp.arange(tiles.block_q, dtype=jnp.int32)
+            visible = self.mod.over_tile(b, h, q_idx, kv_idx)
+            real = (q_idx < tiles.q_len)[:, None]
+            some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, np.False_)
+            every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, np.True_)
+            return some[:, :, 0], every[:, :, 0]
+
+        some, every = jax.lax.map(row, jnp.arange(tiles.num_q, dtype=jnp.int32))
+        return jnp.moveaxis(some, 0, 2), jnp.moveaxis(every, 0, 2)
+
+
+@pytree()
+class ArrayMask(Mask):
+    """A boolean array that broadcasts to ``[B, Hq, Sq, Sk]``; True where the query sees the key."""
+
+    array: Any  # bool [B or 1, Hq or 1, Sq or 1, Sk or 1]
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        pick = [
+            i if n > 1 else 0 for i, n in zip((b, h, q_idx, kv_idx), self.array.shape, strict=True)
+        ]
+        return jnp.asarray(self.array)[tuple(pick)]
+
+    def bind(self, batch, heads, q_len, kv_len):
+        sizes = (batch, heads, q_len, kv_len)
+        if any(n not in (1, size) for n, size in zip(self.array.shape, sizes, strict=True)):
+            raise ValueError(
+                f"mask: the boolean array has shape {self.array.shape}, which does not broadcast to "
+                f"[B, Hq, Sq, Sk] = {list(sizes)}. Each dimension must be that size or 1."
+            )
+        return self
+
+    def varies(self):
+        return self.array.shape[0] > 1, self.array.shape[1] > 1
+
+    def tile(self, index):
+        sliced = index.slice(self.array)
+        return jnp.broadcast_to(
+            sliced, (*sliced.shape[:2], index.q_idx.shape[0], index.kv_idx.shape[0])
+        )
+
+    def classify(self, tiles):
+        array = as_known(self.array)
+        xp = np if isinstance(array, np.ndarray) else jnp
+        array = xp.broadcast_to(array, (*array.shape[:2], tiles.q_len, tiles.kv_len))
+        some = reduce_tiles(array, tiles.block_q, tiles.block_kv, np.False_)
+        every = reduce_tiles(array, tiles.block_q, tiles.block_kv, np.True_)
+        return TileStates(some, every)
+
+    def __repr__(self):
+        return f"array{list(self.array.shape)}"
+
+
+def as_mask(mask) -> Mask:
+    """``mask`` as a `Mask`: itself, a boolean array of up to four dimensions, or a ``mask_mod``."""
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, (jax.Array, np.ndarray)):
+        if mask.dtype != bool:
+            raise ValueError(
+                f"mask: got an array of dtype {mask.dtype}; a mask array is boolean, True where the "
+                "query may see the key. Pass additive masks as bias=."
+            )
+        if mask.ndim > 4:
+            raise ValueError(
+                f"mask: got {mask.ndim} dimensions; at most 4, broadcasting to [B, Hq, Sq, Sk]."
+            )
+        return ArrayMask(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+    if getattr(mask, "is_mask_factory", False):
+        raise ValueError(
+            f"mask: got the function {mask.__name__} itself; call it: "
+            f"mask=smalti.masks.{mask.__name__}(…)."
+        )
+    if callable(mask):
+        return MaskMod(mask)
+    raise ValueError(
+        f"mask: got {mask!r} of type {type(mask).__name__}; allowed are a mask of smalti.masks, a "
+        "BlockMask, a function mask_mod(b, h, q_idx, kv_idx) or a boolean array. "
+        "A mask written as text goes through smalti.masks.parse(…)."
+    )
+
+
+def _either(left: tuple[bool, bool], right: tuple[bool, bool]) -> tuple[bool, bool]:
+    return left[0] or right[0], left[1] or right[1]

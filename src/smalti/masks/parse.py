@@ -1,0 +1,73 @@
+"""Masks written as text, for configs and command lines: ``"streaming(sinks=4, window=512)"``."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+
+from smalti.masks import catalogue
+from smalti.masks.mask_mod import Mask
+
+# Masks of plain numbers; the others take arrays, which a text cannot hold.
+NAMES = ("full", "causal", "sliding_window", "local", "streaming", "prefix_lm", "lengths")
+
+
+def parse(text: str) -> Mask:
+    """The mask that ``text`` describes: catalogue names called with ints, joined by ``&``, ``|``
+    and ``~``, as in Python.
+
+    Raises ValueError, with the nearest name, for anything else; nothing is evaluated.
+
+    >>> parse("sliding_window(256) | prefix_lm(16)")
+    (sliding_window(256) | prefix_lm(16))
+    """
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(
+            f"mask {text!r} cannot be read ({error.msg}); write it like "
+            "'streaming(sinks=4, window=512) & causal()'."
+        ) from error
+    return _build(tree, text)
+
+
+def _build(node: ast.expr, text: str) -> Mask:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
+        return _build(node.left, text) & _build(node.right, text)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _build(node.left, text) | _build(node.right, text)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
+        return ~_build(node.operand, text)
+    if isinstance(node, ast.Name):  # `causal` for `causal()`
+        return _call(node.id, [], {}, text)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        args = [_number(arg, text) for arg in node.args]
+        kwargs = {str(kw.arg): _number(kw.value, text) for kw in node.keywords}
+        return _call(node.func.id, args, kwargs, text)
+    raise ValueError(
+        f"mask {text!r}: {ast.unparse(node)!r} is not allowed; use {', '.join(NAMES)}, called with "
+        "numbers and joined by &, | and ~ ('and', 'or', 'not' do not combine masks)."
+    )
+
+
+def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
+    if name not in NAMES:
+        near = difflib.get_close_matches(name, NAMES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(NAMES)}."
+        if name == "document":
+            hint = "it needs an array of ids, which a text cannot hold; pass segment_ids instead."
+        raise ValueError(f"mask {text!r}: no mask {name!r} here; {hint}")
+    try:
+        return getattr(catalogue, name)(*args, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"mask {text!r}: {error}") from error
+
+
+def _number(node: ast.expr, text: str) -> int:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        value = None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"mask {text!r}: {ast.unparse(node)!r} is not a whole number.")
+    return value

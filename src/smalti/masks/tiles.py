@@ -1,0 +1,118 @@
+"""Tiles of the score matrix: the grid that masks classify, and the index of one tile in a kernel."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+@dataclasses.dataclass(frozen=True)
+class TileGrid:
+    """The ``[Sq, Sk]`` score matrix of each (batch entry, query head), cut into tiles.
+
+    The last tile of either axis may be ragged; indices past the end do not exist.
+    """
+
+    batch: int
+    heads: int
+    q_len: int
+    kv_len: int
+    block_q: int
+    block_kv: int
+
+    @property
+    def num_q(self) -> int:
+        return -(-self.q_len // self.block_q)
+
+    @property
+    def num_kv(self) -> int:
+        return -(-self.kv_len // self.block_kv)
+
+    @property
+    def q_first(self) -> np.ndarray:  # int32 [nq, 1]
+        return (np.arange(self.num_q, dtype=np.int32) * self.block_q)[:, None]
+
+    @property
+    def q_last(self) -> np.ndarray:  # int32 [nq, 1], inclusive
+        return np.minimum(self.q_first + self.block_q, self.q_len).astype(np.int32) - 1
+
+    @property
+    def kv_first(self) -> np.ndarray:  # int32 [1, nk]
+        return (np.arange(self.num_kv, dtype=np.int32) * self.block_kv)[None, :]
+
+    @property
+    def kv_last(self) -> np.ndarray:  # int32 [1, nk], inclusive
+        return np.minimum(self.kv_first + self.block_kv, self.kv_len).astype(np.int32) - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class TileIndex:
+    """Where one step of a kernel stands: a run of batch entries, query heads and queries, and a
+    list of key tiles, which need not be neighbours. Starts may be traced.
+    """
+
+    b_start: Any  # first batch entry
+    h_start: Any  # first query head
+    q_start: Any  # first query
+    kv_tiles: Any  # int32 [n], tiles of block_kv keys each
+    num_b: int
+    num_h: int
+    block_q: int
+    block_kv: int
+
+    @functools.cached_property
+    def b(self):  # int32 [num_b]
+        return self.b_start + lax.iota(jnp.int32, self.num_b)
+
+    @functools.cached_property
+    def h(self):  # int32 [num_h], query heads
+        return self.h_start + lax.iota(jnp.int32, self.num_h)
+
+    @functools.cached_property
+    def q_idx(self):  # int32 [block_q]
+        return self.q_start + lax.iota(jnp.int32, self.block_q)
+
+    @functools.cached_property
+    def kv_idx(self):  # int32 [n * block_kv]
+        offsets = lax.iota(jnp.int32, self.block_kv)
+        return (self.kv_tiles[:, None] * self.block_kv + offsets[None, :]).reshape(-1)
+
+    def starts(self, shape, kv_tile):
+        """Where this step's part of a ``[B or 1, H or 1, Sq or 1, Sk or 1]`` array begins and its
+        sizes, for one key tile."""
+        full = (self.b_start, self.h_start, self.q_start, kv_tile * self.block_kv)
+        sizes = (self.num_b, self.num_h, self.block_q, self.block_kv)
+        start = tuple(i if n > 1 else 0 for i, n in zip(full, shape, strict=True))
+        size = tuple(s if n > 1 else 1 for s, n in zip(sizes, shape, strict=True))
+        return start, size
+
+    def slice(self, array):
+        """This step's part of an array that broadcasts to ``[B, H, Sq, Sk]`` (padded to tiles)."""
+        tiles = [0] if array.shape[3] == 1 else list(self.kv_tiles)
+        parts = [lax.dynamic_slice(array, *self.starts(array.shape, tile)) for tile in tiles]
+        return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=3)
+
+
+def as_known(array):
+    """``array`` as NumPy if its values are known while tracing, else as it is."""
+    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+
+
+def reduce_tiles(visible, block_q: int, block_kv: int, every: np.bool_):
+    """any (``every=False``) or all (``every=True``) over the tiles of ``[..., q, kv]``.
+
+    What is missing from ragged tiles is neutral.
+    """
+    xp = np if isinstance(visible, np.ndarray) else jnp
+    q_len, kv_len = visible.shape[-2:]
+    pad = [(0, 0)] * (visible.ndim - 2) + [(0, -q_len % block_q), (0, -kv_len % block_kv)]
+    visible = xp.pad(visible, pad, constant_values=bool(every))
+    *lead, rows, cols = visible.shape
+    visible = visible.reshape(*lead, rows // block_q, block_q, cols // block_kv, block_kv)
+    return visible.all(axis=(-3, -1)) if every else visible.any(axis=(-3, -1))

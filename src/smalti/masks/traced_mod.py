@@ -1,0 +1,93 @@
+"""Elementwise user functions (``mask_mod``, ``score_mod``) as data: a program and its arrays.
+
+A mod is traced once with scalars, so it means the same whatever tile it is evaluated on, and the
+arrays it captured come out as explicit inputs: gradients, ``jit``, ``scan`` and ``shard_map`` then
+see them. Evaluation over a tile maps the scalar program over one axis at a time, so that a part
+that reads only ``q_idx`` is computed ``block_q`` times, not ``block_q × block_kv`` times.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedMod:
+    """``captured`` are the arrays the function closed over; ``depends[i]`` says whether the result
+    reads argument ``i``."""
+
+    captured: tuple[Any, ...]
+    jaxpr: Any = dataclasses.field(metadata={"static": True})
+    depends: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every captured array has a value while tracing."""
+        return not any(isinstance(x, jax.core.Tracer) for x in self.captured)
+
+    def call(self, *args):
+        """The scalar program on scalars."""
+        (out,) = jax.core.eval_jaxpr(self.jaxpr, self.captured, *args)
+        return out
+
+    def over_tile(self, b, h, q_idx, kv_idx):
+        """A ``mask_mod`` over ``b [B], h [H], q_idx [Q], kv_idx [K]``: ``[B, H, Q, K]``."""
+        call = self.call
+        for axis in (3, 2, 1, 0):
+            call = jax.vmap(call, in_axes=tuple(0 if i == axis else None for i in range(4)))
+        return call(b, h, q_idx, kv_idx)
+
+    def over_scores(self, scores, b, h, q_idx, kv_idx):
+        """A ``score_mod`` over ``scores [B, H, Q, K]`` and index vectors as above."""
+        call = self.call
+        for axis in (3, 2, 1, 0):
+            call = jax.vmap(call, in_axes=(0, *(0 if i == axis else None for i in range(4))))
+        return call(scores, b, h, q_idx, kv_idx)
+
+
+def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
+    """Trace ``function`` with scalars of ``avals``; its result must be one scalar.
+
+    Raises ValueError if the function cannot be traced elementwise or returns something else than
+    one scalar of the kind ``result`` (bool, or float for any floating dtype).
+    """
+    try:
+        closed = jax.make_jaxpr(function)(*avals)
+    except jax.errors.ConcretizationTypeError as error:
+        raise ValueError(
+            f"{name}: it branches on the value of an index or score. It is traced elementwise, so "
+            "use `&`, `|`, `~` and jnp.where instead of `and`, `or`, `not` and `if`."
+        ) from error
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        arguments = "(score, b, h, q_idx, kv_idx)" if len(avals) == 5 else "(b, h, q_idx, kv_idx)"
+        raise ValueError(f"{name}: it must take {arguments}; calling it gave: {error}") from error
+    outs = closed.out_avals
+    kind = jnp.bool_ if result is bool else jnp.floating
+    if len(outs) != 1 or outs[0].shape != () or not jnp.issubdtype(outs[0].dtype, kind):
+        got = ", ".join(str(aval) for aval in outs)
+        raise ValueError(
+            f"{name}: for scalar arguments it must return one scalar, "
+            f"{'boolean' if result is bool else 'floating-point'}; it returned ({got})."
+        )
+    return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr))
+
+
+def _depends(jaxpr) -> tuple[bool, ...]:
+    """For each input, whether the output may read it (calls are taken to read all they get)."""
+    reads = {var: {i} for i, var in enumerate(jaxpr.invars)}
+    for eqn in jaxpr.eqns:
+        sources = [reads.get(v, set()) for v in eqn.invars if not isinstance(v, jex_core.Literal)]
+        for var in eqn.outvars:
+            reads[var] = set().union(*sources)
+    (out,) = jaxpr.outvars
+    used = set() if isinstance(out, jex_core.Literal) else reads.get(out, set())
+    return tuple(i in used for i in range(len(jaxpr.invars)))
