@@ -47,6 +47,7 @@ def main(argv: list[str] | None = None) -> int:
             TimeElapsedColumn(),
             console=console,
             transient=True,
+            disable=not console.is_terminal,
         ) as bar:
             task = bar.add_task("", total=None)
 

@@ -39,8 +39,9 @@ def load(corpus: str | Path, tokenizer: str | None = None, val_fraction: float =
     """Reads a corpus, in memory, or a folder of shards, mapped.
 
     corpus: 'shakespeare', 'sample', a .txt or .md file or a folder of them (see `load_corpus`);
-        or a folder of .bin shards (a name comes first: write './sample' for a folder of yours), as `prepare` writes it or with modded-nanogpt's `*train*.bin`
-        and `*val*.bin`, which hold GPT-2 tokens.
+        or a folder of .bin shards, as `prepare` writes it or with modded-nanogpt's `*train*.bin`
+        and `*val*.bin`, which hold GPT-2 tokens. The two names come first: a folder of yours
+        called sample is './sample'.
     tokenizer: 'char', 'byte' or 'gpt2'. None takes that of the shards, or 'char' for text.
     val_fraction: how to split a text. Shards come split, and do not look at it.
 

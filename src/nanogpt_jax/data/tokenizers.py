@@ -125,7 +125,7 @@ class Gpt2Tokenizer(Tokenizer):
     def __init__(self):
         self._vocabulary = gpt2.load_vocabulary()
         self._bytes = {i: token for token, i in self._vocabulary.items()}
-        self._bytes[self.end_of_text] = b"<|endoftext|>"
+        self._bytes[gpt2.END_OF_TEXT] = b"<|endoftext|>"
 
     def encode(self, text: str) -> np.ndarray:
         _utf8(text)
