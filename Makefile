@@ -10,6 +10,11 @@ CONFIG ?= configs/shakespeare.yaml
 TORCH ?= yes
 RUN := .venv/bin/python -m
 
+# libtpu is in .venv for its compiler, and complains at each start of jax where there is no TPU.
+ifeq ($(wildcard /dev/accel* /dev/vfio/[0-9]* /dev/nvidia0),)
+export JAX_PLATFORMS ?= cpu
+endif
+
 .PHONY: help venv train test check bench clean
 
 help: ## list the targets

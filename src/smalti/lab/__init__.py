@@ -1,0 +1,1 @@
+"""The lab: what shows a kernel right and times it honestly."""

@@ -1,0 +1,1 @@
+"""CPU wall time of `smalti.attention` beside its peers: ``python -m smalti.lab.bench``."""
