@@ -1,0 +1,157 @@
+"""`attention.impl` and `attention.preprocess` of the config: which code runs, and why.
+
+Nothing falls back: what cannot run here is a UserError before the run starts.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import smalti
+import smalti.masks
+import smalti.preprocess
+from nanogpt_jax.config import AttentionConfig, Config, UserError
+from nanogpt_jax.model import Attention
+
+
+@dataclass(frozen=True)
+class AttentionChoice:
+    """attention: for `model.forward`. visible_pairs: of one head and row, seq_len² without a mask.
+    description: lines for the log. check_vma: whether it runs under shard_map's default checks."""
+
+    attention: Attention
+    visible_pairs: int
+    description: tuple[str, ...]
+    check_vma: bool = True
+
+
+def make_attention(config: Config, seq_len: int | None = None) -> AttentionChoice:
+    """What the config asks for, at training.seq_len unless another is given.
+
+    Raises UserError where that cannot run on this platform or would let a token see its target.
+    """
+    S = seq_len or config.training.seq_len
+    platform = jax.default_backend()
+    kernel, reason = _kernel(config.attention, platform, S)
+    preprocess, how = _preprocess(config, platform)
+    pairs = count_visible_pairs(config.attention.mask_text, S)
+
+    def attention(q, k, v, q_scale, k_scale):
+        return kernel(*preprocess(q, k, v, q_scale=q_scale, k_scale=k_scale))
+
+    if reason is None:
+        reason = _explain(config, S)
+    description = (
+        f"attention.impl={config.attention.impl}: {reason}",
+        f"attention.mask: {config.attention.mask_text} leaves {pairs / S**2:.1%} of {S} × {S}",
+        f"attention.preprocess={config.attention.preprocess}: {how}",
+    )
+    in_jax = config.attention.impl in ("jax_flash", "splash")
+    return AttentionChoice(attention, pairs, description, check_vma=not in_jax)
+
+
+def count_visible_pairs(mask_text: str, S: int, rows: int = 1024) -> int:
+    """How many of the S² pairs (query, key) the mask leaves, exactly.
+
+    Raises UserError when some query sees a later key: a language model would read its own target.
+    """
+    mask = smalti.masks.parse(mask_text).bind(1, 1, S, S)
+    keys, pairs = np.arange(S)[None, :], 0
+    for first in range(0, S, rows):
+        queries = np.arange(first, min(first + rows, S))[:, None]
+        visible = np.asarray(mask(0, 0, jnp.asarray(queries), jnp.asarray(keys)))
+        visible = np.broadcast_to(visible, (len(queries), S))
+        future = np.argwhere(visible & (keys > queries))
+        if len(future):
+            q, k = future[0]
+            raise UserError(
+                f"attention.mask: in {mask_text!r} query {first + q} sees key {k}, which comes "
+                "later: a language model would read its own target; add '& causal()'"
+            )
+        pairs += int(visible.sum())
+    return pairs
+
+
+Kernel = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+def _kernel(config: AttentionConfig, platform: str, S: int) -> tuple[Kernel, str | None]:
+    """q [B,H,S,D], k and v [B,K,S,D] -> [B,H,S,D]; and why, where smalti does not say it."""
+    mask = smalti.masks.parse(config.mask_text)
+    if config.impl == "xla":
+        return functools.partial(masked_softmax, mask=mask), "masked softmax over all S × S scores"
+    if config.impl in ("ours", "streaming", "flex"):
+        return functools.partial(smalti.attention, mask=mask, layout="BHSD"), None
+    if platform != "tpu":
+        raise UserError(
+            f"attention.impl: got {config.impl!r}, a kernel of jax for TPUs, on platform "
+            f"{platform!r}; use 'ours' or 'xla' here"
+        )
+    if config.impl == "jax_flash":
+        return _jax_flash, "jax.experimental.pallas.ops.tpu.flash_attention, on a TPU"
+    return functools.partial(_splash, S=S), (
+        "jax.experimental.pallas.ops.tpu.splash_attention, on a TPU"
+    )
+
+
+def masked_softmax(q: jax.Array, k: jax.Array, v: jax.Array, *, mask) -> jax.Array:
+    """The baseline, as written by hand in most models: compute all scores, then mask them."""
+    B, H, S, D = q.shape
+    q = q.reshape(B, k.shape[1], -1, S, D)  # [B, K, H/K, S, D]
+    scores = jnp.einsum("bkgqd,bksd->bkgqs", q, k, preferred_element_type=jnp.float32)
+    index = jnp.arange(S)
+    visible = mask.bind(1, 1, S, S)(0, 0, index[:, None], index[None, :])
+    weights = jax.nn.softmax(jnp.where(visible, scores * D**-0.5, -jnp.inf))
+    return jnp.einsum("bkgqs,bksd->bkgqd", weights.astype(v.dtype), v).reshape(B, H, S, D)
+
+
+def _jax_flash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+
+    k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))  # it knows no GQA
+    return flash_attention(q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5)
+
+
+def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, S: int) -> jax.Array:
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash
+
+    k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
+    mask = splash.MultiHeadMask([splash.CausalMask((S, S))] * q.shape[1])
+    kernel = splash.make_splash_mha_single_device(mask)
+    return jax.vmap(kernel)(q * q.shape[-1] ** -0.5, k, v)  # it does not scale
+
+
+def _preprocess(config: Config, platform: str) -> tuple[Callable, str]:
+    """Q/K RMSNorm, RoPE and (B,S,H,D) -> (B,H,S,D)."""
+    interpret, how = None, "the formula in plain JAX, which XLA fuses"
+    if config.attention.preprocess == "pallas":
+        interpret = True if platform == "cpu" else None
+        how = "smalti's Pallas kernels, forward and backward"
+        if interpret:
+            how += ", in interpret mode (slow), as no CPU runs Pallas"
+        elif platform != "tpu":
+            raise UserError(
+                f"attention.preprocess: got 'pallas' on platform {platform!r}, which its TPU "
+                "kernels do not run on; use 'xla'"
+            )
+    return functools.partial(
+        smalti.preprocess.qk_norm_rope,
+        norm_eps=config.model.norm_eps,
+        rope_theta=config.model.rope_theta,
+        implementation=config.attention.preprocess,
+        interpret=interpret,
+    ), how
+
+
+def _explain(config: Config, S: int) -> str:
+    """What `smalti.attention` will do with this model's shapes."""
+    model, dtype = config.model, jnp.dtype(config.training.dtype)
+    rows = config.training.batch_size // config.training.grad_accumulation
+    q = jax.ShapeDtypeStruct((rows, model.num_heads, S, model.head_dim), dtype)
+    k = jax.ShapeDtypeStruct((rows, model.kv_heads, S, model.head_dim), dtype)
+    mask = smalti.masks.parse(config.attention.mask_text)
+    return f"smalti.attention, {smalti.explain_choice(q, k, k, mask=mask, layout='BHSD')}"

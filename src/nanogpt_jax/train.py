@@ -1,0 +1,351 @@
+"""Training: `python -m nanogpt_jax.train --config configs/smoke.yaml --override training.seed=1`.
+
+Exit codes: 0 done, 1 the loss is no longer a number, 2 the input is wrong (one line says how),
+130 and 143 stopped by Ctrl-C or SIGTERM after saving.
+"""
+
+import argparse
+import math
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from nanogpt_jax import sharding
+from nanogpt_jax.attention import AttentionChoice, make_attention
+from nanogpt_jax.checkpoint import Checkpoints, check_fit, make_meta
+from nanogpt_jax.config import Config, UserError, add_config_arguments, load_config
+from nanogpt_jax.data import Batches, Dataset, load
+from nanogpt_jax.evaluate import make_evaluate
+from nanogpt_jax.metrics import check_sinks, open_sinks, plot_losses
+from nanogpt_jax.model import count_params, flops_per_token, init_params
+from nanogpt_jax.optimizer import make_optimizer, make_schedule
+from nanogpt_jax.progress import Display
+from nanogpt_jax.run_folder import latest_run, new_run, write_text
+from nanogpt_jax.sample import encode_prompt, make_forward, make_sampler, on_one_device
+from nanogpt_jax.step import Forward, State, init_state, make_train_step
+from smalti.chips import peak_flops_per_s
+
+
+class NotFinite(Exception):
+    """A loss or gradient is NaN or infinite."""
+
+
+class Signals:
+    """The first Ctrl-C or SIGTERM asks for a stop after the step; the second stops at once."""
+
+    received: int | None = None
+
+    def __enter__(self):
+        self._before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+        for number in self._before:
+            signal.signal(number, self._receive)
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number, frame):
+        del frame
+        self.received = number
+        for each, handler in self._before.items():
+            signal.signal(each, handler)
+
+    def stop(self) -> bool:
+        return self.received is not None
+
+
+@dataclass
+class Setup:
+    """All that is checked before a folder is made or a step compiled."""
+
+    config: Config
+    dataset: Dataset
+    batches: Batches
+    choice: AttentionChoice
+    forward: Forward
+    mesh: Mesh
+
+
+def set_up(config: Config) -> Setup:
+    """Raises UserError for whatever in the config cannot work here."""
+    training = config.training
+    try:
+        dataset = load(config.data.corpus, config.data.tokenizer, config.data.val_fraction)
+        batches = Batches(
+            dataset.train_tokens,
+            training.batch_size,
+            training.seq_len,
+            config.run.seed,
+            jax.process_index(),
+            jax.process_count(),
+            dataset.train_documents,
+        )
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        raise UserError(f"data: {error}") from None
+    if len(dataset.val_tokens) <= training.seq_len:
+        raise UserError(
+            f"training.seq_len: got {training.seq_len}, but the validation set has "
+            f"{len(dataset.val_tokens)} tokens, and one window takes {training.seq_len + 1}; use a "
+            "shorter seq_len, more text or a larger data.val_fraction"
+        )
+    sharding.check_batch(config)
+    check_sinks(config)
+    if config.sampling.num_tokens:
+        encode_prompt(dataset.tokenizer, config.sampling.prompt)
+    choice = make_attention(config)
+    forward = make_forward(config, choice.attention)
+    return Setup(config, dataset, batches, choice, forward, sharding.make_mesh())
+
+
+def describe(setup: Setup, parameters: int) -> list[str]:
+    """The first lines of the log: what runs, and why."""
+    config, data, model = setup.config, setup.dataset, setup.config.model
+    optimizer, training = config.optimizer, config.training
+    device = jax.devices()[0]
+    peak = peak_flops_per_s(device.device_kind)
+    mfu = "no MFU, as its peak is not known" if peak is None else f"peak {peak / 1e12:.0f} TFLOP/s"
+    return [
+        f"data: {config.data.corpus}, {data.tokenizer.name} tokens, vocabulary "
+        f"{data.tokenizer.vocab_size}, {len(data.train_tokens):,} for training and "
+        f"{len(data.val_tokens):,} for validation",
+        f"model: {model.num_layers} layers, dim {model.dim}, {model.num_heads} heads "
+        f"({model.kv_heads} of keys), {parameters:,} parameters, {training.dtype}",
+        *setup.choice.description,
+        f"optimizer: {optimizer.name}, {optimizer.schedule}; {training.num_iterations} steps of "
+        f"{training.batch_size} × {training.seq_len} tokens in {training.grad_accumulation} part(s)",
+        f"devices: {jax.device_count()} × {device.device_kind} ({mfu})",
+    ]
+
+
+def train(config: Config, resume: bool) -> int:
+    """Runs the whole training; returns the exit code."""
+    if config.run.distributed:
+        jax.distributed.initialize()
+    setup = set_up(config)
+    folder = latest_run(config) if resume else new_run(config)
+    checkpoints = Checkpoints(
+        folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
+    )
+    optimizer = make_optimizer(config.optimizer, config.training.num_iterations)
+    params = init_params(config.model, setup.dataset.tokenizer.vocab_size, config.run.seed)
+    parameters = count_params(params)
+    state = sharding.replicate(init_state(params, optimizer), setup.mesh)
+    del params
+
+    state, seconds, notes = _resume(setup, checkpoints, state) if resume else (state, 0.0, [])
+    first = int(state.step)
+    if first >= config.training.num_iterations:
+        print(
+            f"{folder} is complete: {first} of {config.training.num_iterations} steps; set "
+            "training.num_iterations higher to go on"
+        )
+        return 0
+    if jax.process_index() == 0:
+        write_text(folder / "config.yaml", config.to_yaml())
+
+    loop = Loop(setup, folder, checkpoints, make_train_step_of(setup, optimizer), seconds)
+    with Display(first, config.training.num_iterations, config.logging.every) as display:
+        display.say(f"run: {folder}" + (f", resumed after step {first}" if resume else ""))
+        for line in [*describe(setup, parameters), *notes]:
+            display.say(line)
+        with Signals() as signals:
+            return loop.run(state, display, signals)
+
+
+def make_train_step_of(setup: Setup, optimizer) -> Callable:
+    return make_train_step(setup.forward, optimizer, setup.mesh, setup.choice.check_vma)
+
+
+def _resume(setup: Setup, checkpoints: Checkpoints, state: State) -> tuple[State, float, list[str]]:
+    """The newest state, the seconds of training behind it, and remarks."""
+    checkpoints.clean()
+    steps = checkpoints.steps()
+    if not steps:
+        return state, 0.0, ["no checkpoint was saved yet: starting from the beginning"]
+    meta = checkpoints.meta(steps[-1])
+    notes = check_fit(meta, setup.config, setup.dataset, checkpoints.path(steps[-1]))
+    return checkpoints.restore(steps[-1], state), meta["time_s"], notes
+
+
+class Loop:
+    """The steps of a run, with all that happens between them."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        folder: Path,
+        checkpoints: Checkpoints,
+        train_step: Callable,
+        seconds: float,
+    ):
+        config, tokenizer = setup.config, setup.dataset.tokenizer
+        self.setup, self.config, self.folder = setup, config, folder
+        self.checkpoints, self.train_step, self.seconds = checkpoints, train_step, seconds
+        self.evaluate = make_evaluate(
+            setup.forward, setup.dataset, config.training, setup.mesh, setup.choice.check_vma
+        )
+        self.sampler = make_sampler(setup.forward, tokenizer, config.training.seq_len)
+        self.schedule = make_schedule(config.optimizer, config.training.num_iterations)
+        S = config.training.seq_len
+        self.flops_per_token = flops_per_token(
+            config.model, tokenizer.vocab_size, setup.choice.visible_pairs / S
+        )
+        self.peak = peak_flops_per_s(jax.devices()[0].device_kind)
+
+    def run(self, state: State, display: Display, signals: Signals) -> int:
+        training, total = self.config.training, self.config.training.num_iterations
+        self.sinks = []
+        if jax.process_index() == 0:
+            self.sinks = open_sinks(self.config, self.folder, int(state.step))
+        batch = self.load_batch(int(state.step))
+        try:
+            for step in range(int(state.step) + 1, total + 1):
+                start = time.perf_counter()
+                state, loss, norm = self.train_step(state, *batch)
+                if step < total:
+                    batch = self.load_batch(step)  # while the devices work
+                loss, norm = float(loss), float(norm)
+                seconds = time.perf_counter() - start
+                self.seconds += seconds
+                self.check_finite(step, loss, norm)
+
+                last = step == total
+                val_loss = None
+                if last or step % training.eval_every == 0:
+                    windows = None if last else training.eval_windows
+                    val_loss = self.evaluate(state.params, windows, signals.stop)
+                self.log(step, loss, norm, val_loss, seconds, display)
+                if last or step % self.config.checkpoint.every == 0 or signals.stop():
+                    self.save(state, loss, val_loss)
+                if signals.stop() and not last:
+                    return self.interrupted(step, signals, display)
+                every = self.config.sampling.every
+                if last or (every and step % every == 0):
+                    self.sample(state, step, display)
+        except NotFinite as error:
+            display.say(str(error))
+            return 1
+        finally:
+            for sink in self.sinks:
+                sink.close()
+        self.plot()
+        display.say(f"done: {self.folder}, validation loss {val_loss:.4f}, {self.seconds:.0f} s")
+        return 0
+
+    def load_batch(self, index: int) -> tuple[jax.Array, ...]:
+        """Inputs and targets [parts, rows, S] of the step after `index` others."""
+        parts = self.config.training.grad_accumulation
+        return tuple(
+            sharding.shard_rows(x.reshape(parts, -1, x.shape[-1]), self.setup.mesh, axis=1)
+            for x in self.setup.batches.batch(index)
+        )
+
+    def check_finite(self, step: int, loss: float, norm: float) -> None:
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
+        rows = self.setup.batches.positions(step - 1)
+        saved = self.checkpoints.steps()
+        good = self.checkpoints.path(saved[-1]) if saved else "none was saved yet"
+        more = f" and {len(rows) - 1} more rows" if len(rows) > 1 else ""
+        raise NotFinite(
+            f"stopped: the {what} at step {step}; its batch: {rows[0]}{more} of seed "
+            f"{self.config.run.seed}; last good checkpoint: {good}. Lower the learning rates or "
+            "clip_norm, or look at that text"
+        )
+
+    def log(
+        self,
+        step: int,
+        loss: float,
+        norm: float,
+        val_loss: float | None,
+        seconds: float,
+        display: Display,
+    ) -> None:
+        training = self.config.training
+        rate = training.batch_size * training.seq_len / seconds
+        used = rate * self.flops_per_token / jax.device_count()
+        record = {
+            "step": step,
+            "train_loss": loss,
+            "val_loss": val_loss,
+            "grad_norm": norm,
+            "rate_factor": float(self.schedule(step - 1)),
+            "tokens": step * training.batch_size * training.seq_len,
+            "tokens_per_s": rate,
+            "time_s": self.seconds,
+            "mfu": None if self.peak is None else used / self.peak,
+        }
+        for sink in self.sinks:
+            sink.log(record)
+        display.step(step, loss, val_loss, rate)
+
+    def save(self, state: State, loss: float, val_loss: float | None) -> None:
+        measured: dict[str, Any] = {"train_loss": loss, "val_loss": val_loss}
+        self.checkpoints.save(
+            state, make_meta(self.config, self.setup.dataset, time_s=self.seconds, **measured)
+        )
+
+    def sample(self, state: State, step: int, display: Display) -> None:
+        options = self.config.sampling
+        if not options.num_tokens or jax.process_index():
+            return
+        text = options.prompt + "".join(self.sampler(on_one_device(state.params), options))
+        write_text(self.folder / "sample.txt", text + "\n")
+        display.say(f"--- text written at step {step} ---\n{text}\n---")
+
+    def plot(self) -> None:
+        if jax.process_index() == 0:
+            plot_losses(self.folder / "metrics.jsonl", self.folder / "loss.png")
+
+    def interrupted(self, step: int, signals: Signals, display: Display) -> int:
+        self.plot()
+        number = signals.received or signal.SIGINT
+        name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+        display.say(
+            f"stopped by {name}: step {step} is saved in {self.checkpoints.path(step)}; the same "
+            "command with --resume goes on from there"
+        )
+        return 128 + number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m nanogpt_jax.train", description=__doc__)
+    add_config_arguments(parser)
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the whole config and stop"
+    )
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the newest run of this name"
+    )
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        config = load_config(args.config, args.override)
+        if args.print_config:
+            print(config.to_yaml(), end="")
+            return 0
+        return train(config, args.resume)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped at once by Ctrl-C; --resume goes on from the last checkpoint")
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""Facts about accelerators, with their sources; whoever needs a peak rate reads it here.
+
+TPU rows: `jax/_src/tpu_info.py` (jax 0.10.2), per chip. GPU rows: NVIDIA's data sheets of the SXM
+boards, dense (without 2:4 sparsity).
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One chip; rates are per second, sizes in bytes."""
+
+    name: str
+    device_kinds: tuple[str, ...]  # what `jax.Device.device_kind` starts with
+    devices: int  # how many jax devices a chip shows
+    bf16_flops_per_s: float
+    hbm_bytes: float
+    hbm_bytes_per_s: float
+
+
+CHIPS = (
+    Chip("TPU v4", ("TPU v4",), 1, 2.75e14, 34.4e9, 1.23e12),
+    Chip("TPU v5e", ("TPU v5 lite", "TPU v5e"), 1, 1.97e14, 17.2e9, 8.20e11),
+    Chip("TPU v5p", ("TPU v5",), 1, 4.59e14, 103e9, 2.46e12),
+    Chip("TPU v6e", ("TPU v6 lite", "TPU v6e"), 1, 9.20e14, 34.4e9, 1.64e12),
+    Chip("TPU v7x", ("TPU7x", "TPU v7x"), 2, 2.31e15, 206e9, 7.40e12),
+    # A100 data sheet, June 2021; H100 data sheet, 2023; H200 data sheet, 2024.
+    Chip("A100", ("NVIDIA A100-SXM4-40GB",), 1, 3.12e14, 40e9, 1.555e12),
+    Chip("A100 80GB", ("NVIDIA A100-SXM4-80GB",), 1, 3.12e14, 80e9, 2.039e12),
+    Chip("H100", ("NVIDIA H100 80GB HBM3",), 1, 9.895e14, 80e9, 3.35e12),
+    Chip("H200", ("NVIDIA H200",), 1, 9.895e14, 141e9, 4.8e12),
+)
+
+
+def find_chip(device_kind: str) -> Chip | None:
+    """The chip behind a `jax.Device.device_kind`, or None where it is not known (a CPU, say).
+
+    >>> find_chip("TPU v6 lite").name
+    'TPU v6e'
+    """
+    matches = [
+        (len(kind), chip)
+        for chip in CHIPS
+        for kind in chip.device_kinds
+        if device_kind.startswith(kind)
+    ]
+    return max(matches, key=lambda match: match[0])[1] if matches else None
+
+
+def peak_flops_per_s(device_kind: str) -> float | None:
+    """bfloat16 FLOP/s of one jax device, or None where it is not known."""
+    chip = find_chip(device_kind)
+    return None if chip is None else chip.bf16_flops_per_s / chip.devices
