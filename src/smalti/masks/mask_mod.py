@@ -66,6 +66,12 @@ class Mask:
         visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
         return jnp.broadcast_to(visible, (*visible.shape[:2], q_idx.shape[0], kv_idx.shape[1]))
 
+    def pad_to(self, q_len: int, kv_len: int) -> Mask:
+        """This mask with its ``[…, Sq, Sk]`` arrays padded, so that every tile can be sliced."""
+        is_array = lambda x: isinstance(x, ArrayMask)  # noqa: E731
+        pad = lambda x: x.padded(q_len, kv_len) if is_array(x) else x  # noqa: E731
+        return jax.tree.map(pad, self, is_leaf=is_array)
+
     def __and__(self, other) -> Mask:
         return And(self, as_mask(other))
 
@@ -269,6 +275,15 @@ class ArrayMask(Mask):
                 f"[B, Hq, Sq, Sk] = {list(sizes)}. Each dimension must be that size or 1."
             )
         return self
+
+    def padded(self, q_len: int, kv_len: int) -> ArrayMask:
+        more = [
+            n - size if size > 1 else 0
+            for n, size in zip((q_len, kv_len), self.array.shape[2:], strict=True)
+        ]
+        if not any(more):
+            return self
+        return ArrayMask(jnp.pad(self.array, [(0, 0), (0, 0), (0, more[0]), (0, more[1])]))
 
     def varies(self):
         return self.array.shape[0] > 1, self.array.shape[1] > 1

@@ -1,9 +1,8 @@
-"""Tiles of the score matrix: the grid that masks classify, and the index of one tile in a kernel."""
+"""Tiles of the score matrix: the grid that masks classify, and where one step of a kernel is."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -66,19 +65,19 @@ class TileIndex:
     block_q: int
     block_kv: int
 
-    @functools.cached_property
+    @property
     def b(self):  # int32 [num_b]
         return self.b_start + lax.iota(jnp.int32, self.num_b)
 
-    @functools.cached_property
+    @property
     def h(self):  # int32 [num_h], query heads
         return self.h_start + lax.iota(jnp.int32, self.num_h)
 
-    @functools.cached_property
+    @property
     def q_idx(self):  # int32 [block_q]
         return self.q_start + lax.iota(jnp.int32, self.block_q)
 
-    @functools.cached_property
+    @property
     def kv_idx(self):  # int32 [n * block_kv]
         offsets = lax.iota(jnp.int32, self.block_kv)
         return (self.kv_tiles[:, None] * self.block_kv + offsets[None, :]).reshape(-1)

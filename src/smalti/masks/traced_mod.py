@@ -32,6 +32,24 @@ class TracedMod:
         """Whether every captured array has a value while tracing."""
         return not any(isinstance(x, jax.core.Tracer) for x in self.captured)
 
+    @property
+    def floating(self) -> list:
+        """The captured arrays that can have a gradient."""
+        return [x for x in self.captured if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+
+    def with_floating(self, arrays: list | None) -> TracedMod:
+        """The mod with its floating captured arrays replaced, or taken out (None)."""
+        if arrays is None:
+            floating = jnp.floating
+            kept = (
+                None if jnp.issubdtype(jnp.result_type(x), floating) else x for x in self.captured
+            )
+            return dataclasses.replace(self, captured=tuple(kept))
+        rest = iter(arrays)
+        return dataclasses.replace(
+            self, captured=tuple(next(rest) if x is None else x for x in self.captured)
+        )
+
     def call(self, *args):
         """The scalar program on scalars."""
         (out,) = jax.core.eval_jaxpr(self.jaxpr, self.captured, *args)

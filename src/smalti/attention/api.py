@@ -1,0 +1,126 @@
+"""`smalti.attention`: one function for every mask, score function, layout and platform."""
+
+from __future__ import annotations
+
+from smalti.attention.blockwise import blockwise
+from smalti.attention.choice import Choice, choose
+from smalti.attention.reference import reference
+from smalti.attention.validation import canonical, check_block_sizes
+from smalti.masks import BlockMask
+
+
+def attention(
+    q,
+    k,
+    v,
+    *,
+    mask=None,
+    score_mod=None,
+    bias=None,
+    segment_ids=None,
+    softcap=None,
+    scale=None,
+    sinks=None,
+    layout="BSHD",
+    return_lse=False,
+    implementation=None,
+    block_sizes=None,
+    interpret=None,
+):
+    """``softmax(softcap(score_mod(scale · q kᵀ)) + bias, masked) v``.
+
+    Args:
+      q: queries ``[B, Sq, Hq, D]``, float32, bfloat16 or float16.
+      k: keys ``[B, Sk, Hkv, D]``, of q's dtype. ``Hq`` is a multiple of ``Hkv``: query head ``h``
+        reads key head ``h // (Hq // Hkv)``; nothing is repeated in memory.
+      v: values ``[B, Sk, Hkv, Dv]``, of q's dtype.
+      mask: who sees whom: a mask of `smalti.masks` (``causal()``, ``sliding_window(512)``, …,
+        combined with ``&``, ``|``, ``~``), a `BlockMask`, a function
+        ``mask_mod(b, h, q_idx, kv_idx)`` of int32 scalars, or a boolean array that broadcasts to
+        ``[B, Hq, Sq, Sk]``. None: everybody sees everything.
+      score_mod: ``score_mod(score, b, h, q_idx, kv_idx)``, a function of a float32 scalar and int32
+        scalars; arrays that it captures have gradients.
+      bias: added after the cap; broadcasts to ``[B, Hq, Sq, Sk]``. −inf hides a key.
+      segment_ids: int32 ``[B, S]`` or a pair ``([B, Sq], [B, Sk])``; a query sees its own segment
+        only. Negative ids are padding that nobody sees.
+      softcap: ``softcap · tanh(score / softcap)``; a positive Python float.
+      scale: a Python float; ``1/sqrt(D)`` by default.
+      sinks: ``[Hq]``: one more logit a head, neither scaled nor capped, that takes weight and has
+        no value.
+      layout: "BSHD" as above, or "BHSD": q ``[B, Hq, Sq, D]`` and so on, the result too.
+      return_lse: also return the logarithm of the softmax's denominator, sinks included.
+      implementation: "reference", "blockwise", "pallas", or None to pick by platform
+        (`explain_choice` says which and why). A named one never falls back.
+      block_sizes: `BlockSizes`, for implementations with tiles; None picks them.
+      interpret: for "pallas": run the kernel in interpret mode.
+
+    Returns:
+      ``out [B, Sq, Hq, Dv]`` in q's dtype; with ``return_lse`` the pair ``(out, lse)``, lse
+      ``[B, Hq, Sq]`` float32, natural logarithm. A row without a visible key is 0, its lse −inf
+      (with sinks: the sink logit), its gradients 0.
+
+    Raises:
+      ValueError, TypeError: an argument is wrong; the message says which and what to do.
+      NotImplementedError: a named implementation cannot do what is asked.
+
+    Scores, softmax and sums are float32; float32 products run at highest precision unless
+    ``jax.default_matmul_precision`` says otherwise.
+    """
+    choice = _choose(implementation, block_sizes, interpret)
+    call = canonical(
+        q,
+        k,
+        v,
+        mask=mask,
+        score_mod=score_mod,
+        bias=bias,
+        segment_ids=segment_ids,
+        softcap=softcap,
+        scale=scale,
+        sinks=sinks,
+        layout=layout,
+    )
+    options = {
+        "score_mod": call.score_mod,
+        "bias": call.bias,
+        "sinks": call.sinks,
+        "scale": call.scale,
+        "softcap": call.softcap,
+    }
+    if choice.implementation == "reference":
+        dense = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
+        out, lse = reference(call.q, call.k, call.v, mask=dense, **options)
+    else:
+        out, lse = blockwise(
+            call.q,
+            call.k,
+            call.v,
+            mask=call.mask,
+            block_sizes=block_sizes,
+            platform=choice.platform,
+            **options,
+        )
+    if layout == "BSHD":
+        out = out.swapaxes(1, 2)
+    return (out, lse) if return_lse else out
+
+
+def explain_choice(
+    q, k, v, *, implementation=None, block_sizes=None, interpret=None, **arguments
+) -> Choice:
+    """Which implementation `attention` would run for the same arguments, and why.
+
+    Raises what `attention` would raise.
+    """
+    choice = _choose(implementation, block_sizes, interpret)
+    defaults = dict.fromkeys(
+        ("mask", "score_mod", "bias", "segment_ids", "softcap", "scale", "sinks"), None
+    )
+    arguments.pop("return_lse", None)
+    canonical(q, k, v, **{**defaults, "layout": "BSHD", **arguments})
+    return choice
+
+
+def _choose(implementation, block_sizes, interpret) -> Choice:
+    check_block_sizes(block_sizes)
+    return choose(implementation, block_sizes=block_sizes, interpret=interpret)

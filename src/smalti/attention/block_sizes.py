@@ -1,0 +1,30 @@
+"""Tile sizes that a caller may set."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockSizes:
+    """How much of the score matrix one step computes.
+
+    Args:
+      block_q: queries of a step, at least 1.
+      block_kv: keys of a step, at least 1. `blockwise` leaves dead keys out by tiles of 128 where
+        this is a multiple of 128, else by tiles of this size.
+
+    Results depend on them only by rounding. A size larger than the sequence is cut down to it.
+    """
+
+    block_q: int
+    block_kv: int
+
+    def __post_init__(self):
+        for field in dataclasses.fields(self):
+            size = getattr(self, field.name)
+            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+                raise ValueError(
+                    f"BlockSizes.{field.name}: got {size!r}; it must be an int of at least 1, "
+                    "best a multiple of 128."
+                )

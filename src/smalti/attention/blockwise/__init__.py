@@ -1,0 +1,1 @@
+from smalti.attention.blockwise.vjp import blockwise as blockwise

@@ -1,0 +1,131 @@
+"""One step of the walk, shared by forward and backward: where it stands, its keys, its scores."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from smalti.attention.blockwise.walk import Walk
+from smalti.attention.mods import Mods
+from smalti.masks.tiles import TileIndex
+
+# Axes of every product here: batch entries and key heads ride along as batch dimensions.
+_BATCH = ((0, 1), (0, 1))
+
+
+def product(a, b, contract_a: int, contract_b: int, precision):
+    """float32 ``[B, Hkv, …]`` product of two ``[B, Hkv, x, y]`` over one axis of each."""
+    return lax.dot_general(
+        a,
+        b,
+        (((contract_a,), (contract_b,)), _BATCH),
+        precision=precision,
+        preferred_element_type=jnp.float32,
+    )
+
+
+def take_queries(array, walk: Walk, row):
+    """The row's queries of ``[B, Hkv, G, Sq, …]``, groups folded into rows:
+    ``[num_b, num_h, G * block_q, …]``."""
+    group, block_q = array.shape[2], walk.grid.block_q
+    start = (*_group_start(walk, row, array), 0, walk.row_q[row] * block_q)
+    sizes = (walk.num_b, walk.num_h, group, block_q, *array.shape[4:])
+    start = (*start, *(0,) * (array.ndim - 4))
+    tile = lax.dynamic_slice(array, start, sizes)
+    return tile.reshape(walk.num_b, walk.num_h, group * block_q, *array.shape[4:])
+
+
+def take_keys(array, walk: Walk, row, chunk):
+    """The chunk's keys of ``[B, Hkv, Sk, D]``: ``[num_b, num_h, n * block_kv, D]``."""
+    block_kv = walk.grid.block_kv
+    sizes = (walk.num_b, walk.num_h, block_kv, array.shape[3])
+    start = _group_start(walk, row, array)
+    parts = [
+        lax.dynamic_slice(array, (*start, walk.tiles[chunk, i] * block_kv, 0), sizes)
+        for i in range(walk.chunk_tiles)
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
+
+
+def add_keys(total, update, walk: Walk, row, chunk):
+    """``total [B, Hkv, Sk, D]`` with ``update [num_b, num_h, n * block_kv, D]`` added where
+    `take_keys` takes; what is past the chunk's tiles must be 0."""
+    block_kv = walk.grid.block_kv
+    for i in range(walk.chunk_tiles):
+        part = update[:, :, i * block_kv : (i + 1) * block_kv]
+        start = (*_group_start(walk, row, total), walk.tiles[chunk, i] * block_kv, 0)
+        old = lax.dynamic_slice(total, start, part.shape)
+        total = lax.dynamic_update_slice(total, old + part, start)
+    return total
+
+
+def index_of(walk: Walk, row, chunk, group: int) -> TileIndex:
+    whole_batch, whole_heads = _covers(walk, walk.grid.heads // group)
+    return TileIndex(
+        b_start=0 if whole_batch else walk.row_batch[row],
+        h_start=0 if whole_heads else walk.row_head[row] * group,
+        q_start=walk.row_q[row] * walk.grid.block_q,
+        kv_tiles=walk.tiles[chunk],
+        num_b=walk.num_b,
+        num_h=walk.num_h * group,
+        block_q=walk.grid.block_q,
+        block_kv=walk.grid.block_kv,
+    )
+
+
+def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex):
+    """Add the bias and set hidden scores to −inf.
+
+    Args:
+      scores: float32 ``[num_b, Hq of the step, block_q, keys]``.
+
+    Returns:
+      The scores, and ``seen [num_b or 1, num_h or 1, keys]``: whether any query of the step sees
+      the key. None where every query sees every key of every chunk.
+    """
+
+    def cut(scores):
+        visible = mods.mask.tile(index)
+        real_q, real_kv = index.q_idx < walk.grid.q_len, index.kv_idx < walk.grid.kv_len
+        counts = jnp.arange(walk.chunk_tiles) < walk.num_tiles[chunk]
+        real_kv = real_kv & jnp.repeat(counts, walk.grid.block_kv)
+        visible = visible & (real_q[:, None] & real_kv[None, :])
+        if mods.bias is not None:
+            bias = index.slice(mods.bias).astype(jnp.float32)
+            scores = scores + bias
+            visible = visible & (bias != -jnp.inf)
+        if mods.may_hide:
+            visible = visible & (scores != -jnp.inf)
+        return jnp.where(visible, scores, -jnp.inf), _seen(visible, walk)
+
+    def whole(scores):
+        return scores, jnp.ones(jax.eval_shape(cut, scores)[1].shape, bool)
+
+    if mods.may_hide or not walk.some_whole:
+        return cut(scores)
+    if not walk.some_cut:
+        return scores, None
+    return lax.cond(walk.whole[chunk], whole, cut, scores)
+
+
+def keep_seen(array, seen):
+    """``array [num_b, num_h, keys, D]`` with keys that nobody sees at 0, even if they are NaN."""
+    return array if seen is None else jnp.where(seen[..., None], array, 0)
+
+
+def _seen(visible, walk: Walk):
+    seen = visible.any(2)  # [num_b or 1, Hq or 1, keys]
+    if seen.shape[1] == 1:
+        return seen
+    return seen.reshape(seen.shape[0], walk.num_h, -1, seen.shape[2]).any(2)
+
+
+def _covers(walk: Walk, kv_heads: int) -> tuple[bool, bool]:
+    """Whether one group holds (all batch entries, all key heads): then starts are constant."""
+    return walk.num_b == walk.grid.batch, walk.num_h == kv_heads
+
+
+def _group_start(walk: Walk, row, array):
+    whole_batch, whole_heads = _covers(walk, array.shape[1])
+    return 0 if whole_batch else walk.row_batch[row], 0 if whole_heads else walk.row_head[row]

@@ -1,0 +1,171 @@
+"""`blockwise`: attention in plain JAX that visits only live tiles, in O(S·D) memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from smalti.attention.block_sizes import BlockSizes
+from smalti.attention.blockwise import walk as walks
+from smalti.attention.blockwise.backward import backward
+from smalti.attention.blockwise.forward import forward
+from smalti.attention.blockwise.walk import Walk
+from smalti.attention.mods import Mods
+from smalti.attention.online_softmax import merge
+from smalti.attention.varying import varying_axes, vary_over
+from smalti.masks import BlockMask
+
+
+def blockwise(
+    q,
+    k,
+    v,
+    *,
+    mask,
+    score_mod,
+    bias,
+    sinks,
+    scale,
+    softcap,
+    block_sizes: BlockSizes | None,
+    platform: str,
+):
+    """Attention of canonical arguments; see `smalti.attention`.
+
+    Args:
+      q: ``[B, Hq, Sq, D]``; k ``[B, Hkv, Sk, D]``; v ``[B, Hkv, Sk, Dv]``.
+      mask: a bound mask or a BlockMask. score_mod: a traced mod or None.
+      platform: what it will run on. On a CPU 16-bit inputs are computed in float32, which is
+        faster there and no less exact.
+
+    Returns:
+      ``out [B, Hq, Sq, Dv]`` in q's dtype, ``lse [B, Hq, Sq]`` float32.
+    """
+    batch, heads, q_len, _ = q.shape
+    kv_heads, kv_len = k.shape[1:3]
+    walk = walks.plan(
+        mask,
+        batch=batch,
+        heads=heads,
+        kv_heads=kv_heads,
+        q_len=q_len,
+        kv_len=kv_len,
+        block_sizes=block_sizes,
+    )
+    if isinstance(mask, BlockMask):
+        mask = mask.mask
+    floats = [] if score_mod is None else score_mod.floating
+    mods = Mods(
+        mask, None if score_mod is None else score_mod.with_floating(None), None, scale, softcap
+    )
+    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
+    if jax.config.jax_default_matmul_precision is not None:
+        precision = None  # the user's choice, read when the product is traced
+    compute_dtype = jnp.float32 if platform == "cpu" else q.dtype
+
+    arrays = (q, k, v, bias, floats, mods, walk)
+    q, k, v, bias, floats, mods, walk = vary_over(arrays, varying_axes(arrays))
+    out, lse = _attend(q, k, v, bias, floats, mods, walk, precision, compute_dtype)
+    if sinks is not None:  # a key with a score and no value
+        sink = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], lse.shape)
+        out, lse = merge(out, lse, jnp.zeros_like(out), sink)
+    return out.astype(q.dtype), lse
+
+
+@functools.partial(jax.jit, static_argnums=(7, 8))
+def _attend(q, k, v, bias, floats, mods, walk, precision, compute_dtype):
+    return _attend_vjp(precision, compute_dtype, q, k, v, bias, floats, mods, walk)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend_vjp(precision, compute_dtype, q, k, v, bias, floats, mods, walk):
+    return _forward(precision, compute_dtype, q, k, v, bias, floats, mods, walk)[0]
+
+
+def _forward(precision, compute_dtype, q, k, v, bias, floats, mods, walk):
+    padded = _pad(q, k, v, bias, compute_dtype, walk)
+    out, lse = forward(*padded[:3], _fill(mods, padded[3], floats, walk), walk, precision)
+    out, lse = (_join_heads(x)[:, :, : walk.grid.q_len] for x in (out, lse))
+    return (out, lse), (q, k, v, bias, floats, mods, walk, out, lse)
+
+
+def _backward(precision, compute_dtype, residuals, cotangents):
+    return _first_order(functools.partial(_gradients, precision, compute_dtype))(
+        residuals, cotangents
+    )
+
+
+def _gradients(precision, compute_dtype, residuals, cotangents):
+    q, k, v, bias, floats, mods, walk, out, lse = residuals
+    dout, dlse = cotangents
+    # Rows without a visible key pass nothing on, whatever their query and cotangents hold.
+    empty = lse == -jnp.inf
+    dout, clean_q = (jnp.where(empty[..., None], 0, x) for x in (dout, q))
+    delta = jnp.where(empty, 0, (out * dout).sum(-1) - dlse)
+
+    *qkv, padded_bias = _pad(clean_q, k, v, bias, compute_dtype, walk)
+    dout, lse, delta = (_pad_queries(x, k.shape[1], walk) for x in (dout, lse, delta))
+    mods = _fill(mods, padded_bias, floats, walk)
+    dq, totals = backward(*qkv, dout.astype(compute_dtype), lse, delta, mods, walk, precision)
+
+    dq = _join_heads(dq)[:, :, : q.shape[2]].astype(q.dtype)
+    dk, dv = totals.dk[:, :, : k.shape[2]], totals.dv[:, :, : v.shape[2]]
+    dbias = None
+    if bias is not None:
+        dbias = totals.dbias[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
+    dfloats = [g.astype(x.dtype) for g, x in zip(totals.dcaptured, floats, strict=True)]
+    return dq, dk.astype(k.dtype), dv.astype(v.dtype), dbias, dfloats, None, None
+
+
+_attend_vjp.defvjp(_forward, _backward)
+
+
+def _first_order(function):
+    """``function``, refusing to be differentiated: its loops have no derivative of their own."""
+    guarded = jax.custom_jvp(function)
+
+    @guarded.defjvp
+    def refuse(primals, tangents):
+        raise NotImplementedError(
+            "smalti.attention: implementation 'blockwise' has first derivatives only; "
+            "for second derivatives use implementation='reference'."
+        )
+
+    return guarded
+
+
+def _fill(mods: Mods, bias, floats, walk: Walk) -> Mods:
+    """The mods with their differentiable arrays back in place, and arrays padded to tiles."""
+    score_mod = None if mods.score_mod is None else mods.score_mod.with_floating(floats)
+    grid = walk.grid
+    mask = mods.mask.pad_to(grid.num_q * grid.block_q, grid.num_kv * grid.block_kv)
+    return dataclasses.replace(mods, mask=mask, bias=bias, score_mod=score_mod)
+
+
+def _pad(q, k, v, bias, dtype, walk: Walk):
+    grid = walk.grid
+    more_q, more_kv = -grid.q_len % grid.block_q, -grid.kv_len % grid.block_kv
+    k, v = (_pad_axis(x.astype(dtype), 2, more_kv) for x in (k, v))
+    if bias is not None:
+        bias = _pad_axis(bias, 2, more_q if bias.shape[2] > 1 else 0)
+        bias = _pad_axis(bias, 3, more_kv if bias.shape[3] > 1 else 0)
+    return _pad_queries(q.astype(dtype), k.shape[1], walk), k, v, bias
+
+
+def _pad_queries(x, kv_heads: int, walk: Walk):
+    """``[B, Hq, Sq, …]`` as ``[B, Hkv, G, Sq padded, …]``."""
+    x = _pad_axis(x, 2, -walk.grid.q_len % walk.grid.block_q)
+    return x.reshape(x.shape[0], kv_heads, -1, *x.shape[2:])
+
+
+def _join_heads(x):
+    """``[B, Hkv, G, …]`` as ``[B, Hq, …]``."""
+    return x.reshape(x.shape[0], -1, *x.shape[3:])
+
+
+def _pad_axis(x, axis: int, more: int):
+    return x if more == 0 else jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)])

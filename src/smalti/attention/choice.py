@@ -1,0 +1,64 @@
+"""Which implementation runs, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+
+from smalti.attention.validation import suggest
+
+IMPLEMENTATIONS = ("reference", "blockwise", "pallas")
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The implementation that a call of `smalti.attention` runs, and the reason."""
+
+    implementation: str
+    platform: str
+    reason: str
+
+    def __str__(self):
+        return f"{self.implementation} on {self.platform}: {self.reason}"
+
+
+def choose(implementation: str | None, *, block_sizes, interpret) -> Choice:
+    """Raises ValueError for an argument that the implementation would ignore, and
+    NotImplementedError for what it cannot do; a named implementation never falls back."""
+    platform = target_platform()
+    if implementation is None:
+        choice = Choice(
+            "blockwise",
+            platform,
+            "plain JAX that visits only the tiles the mask leaves alive"
+            if platform == "cpu"
+            else "plain JAX that visits only live tiles; the Pallas kernels are not built yet",
+        )
+    else:
+        suggest("implementation", implementation, IMPLEMENTATIONS)
+        choice = Choice(implementation, platform, "named by the caller")
+    if choice.implementation == "pallas":
+        raise NotImplementedError(
+            "implementation='pallas': the Pallas TPU kernels are not part of this version. "
+            "Use implementation='blockwise' (any platform) or None."
+        )
+    if interpret is not None:
+        raise ValueError(
+            f"interpret: got {interpret!r} with implementation {choice.implementation!r}; it "
+            "applies to 'pallas' only. Leave it out."
+        )
+    if block_sizes is not None and choice.implementation == "reference":
+        raise ValueError(
+            "block_sizes: 'reference' has no tiles. Leave it out, or use implementation='blockwise'."
+        )
+    return choice
+
+
+def target_platform() -> str:
+    """ "cpu", "tpu" or "gpu": that of the mesh in context (a program may be lowered for a TPU on a
+    machine without one), else the default backend's."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if device is not None:
+        return device.platform
+    return jax.default_backend()
