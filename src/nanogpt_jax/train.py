@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
 from nanogpt_jax import sharding
@@ -121,7 +120,7 @@ def describe(setup: Setup, parameters: int) -> list[str]:
         f"({model.kv_heads} of keys), {parameters:,} parameters, {training.dtype}",
         *setup.choice.description,
         f"optimizer: {optimizer.name}, {optimizer.schedule}; {training.num_iterations} steps of "
-        f"{training.batch_size} × {training.seq_len} tokens in {training.grad_accumulation} part(s)",
+        f"{training.batch_size} × {training.seq_len} tokens, accumulating {training.grad_accumulation}",
         f"devices: {jax.device_count()} × {device.device_kind} ({mfu})",
     ]
 
