@@ -1,10 +1,9 @@
-"""What `qk_norm_rope` accepts. Each message: the argument, what was got, what is allowed, advice."""
+"""What `qk_norm_rope` accepts; messages say the argument, what it got, what it takes, advice."""
 
 import difflib
 import math
 import numbers
 
-import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
@@ -32,7 +31,7 @@ def check_projections(q, k, v) -> None:
             "own."
         )
     (Hq, D), (Hkv, Dk) = q.shape[2:], k.shape[2:]
-    if D != Dk:
+    if Dk != D:
         raise ValueError(
             f"k: got head size {Dk}; it must be q's, {D}, for scores are their product. "
             "Check the reshape of the projection."
@@ -75,12 +74,12 @@ def check_positions(positions, B: int, S: int) -> None:
 
 
 def check_constant(name: str, value) -> None:
-    if isinstance(value, jax.Array) or not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real):
         raise TypeError(
             f"{name}: got a {type(value).__name__}; it must be a Python float, fixed when the "
             f"function is traced. Pass float({name})."
         )
-    if not (math.isfinite(value) and value > 0):
+    if not (math.isfinite(value) and float(value) > 0):
         raise ValueError(
             f"{name}: got {value}; it must be positive and finite. Leave it out to get the default."
         )

@@ -1,7 +1,5 @@
 """The Pallas kernels under reverse-mode differentiation."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 
@@ -15,10 +13,19 @@ def qk_norm_rope(q, k, v, q_scale, k_scale, positions, *, rope_theta: float, con
     """As the public function, with ``positions`` given: ``[S]`` or ``[B, S]``."""
     D = q.shape[-1]
     # A product with 1 is exact, so a missing scale needs no kernel of its own.
-    scales = (jnp.ones(D) if s is None else s for s in (q_scale, k_scale))
+    # In float32 before anything is shared, so that gradients add up over devices in float32 too.
+    scales = (
+        jnp.ones(D, jnp.float32) if s is None else s.astype(jnp.float32) for s in (q_scale, k_scale)
+    )
     arrays = (q, k, v, *scales, *cos_sin(positions, D, rope_theta))
     q, k, v, q_scale, k_scale, cos, sin = vary_alike(*arrays)
-    q_scale, k_scale = q_scale.astype(jnp.float32), k_scale.astype(jnp.float32)
+    if config.interpret is True and jax.typeof(q).manual_axis_type.varying:
+        raise NotImplementedError(
+            "interpret: got True inside shard_map, where JAX's interpreter fails under the default "
+            "checks: it does not see that a kernel's constants may meet values that vary over the "
+            "mesh. Pass check_vma=False to shard_map, or interpret=pltpu.InterpretParams() on a "
+            "mesh of one device; compiled for a TPU the kernels pass the checks."
+        )
     return tuple(differentiable(config, q, k, v, q_scale, k_scale, cos, sin))
 
 
@@ -36,29 +43,14 @@ def vary_alike(*arrays):
     )
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def differentiable(config: Config, q, k, v, q_scale, k_scale, cos, sin):
-    return forward(config, q, k, v, q_scale, k_scale, cos, sin)
+def once(kernel):
+    """A kernel inside a rule of differentiation: differentiated again, it refuses.
 
-
-def _forward_rule(config, q, k, v, q_scale, k_scale, cos, sin):
-    out = forward(config, q, k, v, q_scale, k_scale, cos, sin)
-    return out, (q, k, q_scale, k_scale, cos, sin)
-
-
-def _backward_rule(config, residuals, cotangents):
-    gradients = first_order_only(config, *residuals, *cotangents)
-    # The angles come from integers, so nothing flows to them.
-    return *gradients, None, None
-
-
-differentiable.defvjp(_forward_rule, _backward_rule)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def first_order_only(config: Config, *arrays):
-    """`backward`, in a form that JAX does not try to differentiate through the kernel."""
-    return backward(config, *arrays)
+    JAX would otherwise try to differentiate what is inside the kernel, and fail obscurely.
+    """
+    guarded = jax.custom_vjp(kernel, nondiff_argnums=(0,))
+    guarded.defvjp(_refuse, _refuse)
+    return guarded
 
 
 def _refuse(config, *arrays):
@@ -68,4 +60,19 @@ def _refuse(config, *arrays):
     )
 
 
-first_order_only.defvjp(_refuse, _refuse)
+forward_once, backward_once = once(forward), once(backward)
+
+
+def _forward_rule(config, q, k, v, q_scale, k_scale, cos, sin):
+    out = forward_once(config, q, k, v, q_scale, k_scale, cos, sin)
+    return out, (q, k, q_scale, k_scale, cos, sin)
+
+
+def _backward_rule(config, residuals, cotangents):
+    dq, dk, dv, dq_scale, dk_scale = backward_once(config, *residuals, *cotangents)
+    # The angles come from integers, so nothing flows to them.
+    return dq, dk, dv, dq_scale, dk_scale, None, None
+
+
+differentiable = jax.custom_vjp(forward, nondiff_argnums=(0,))
+differentiable.defvjp(_forward_rule, _backward_rule)

@@ -1,0 +1,47 @@
+"""The forward kernel: tiles, padding, and what TPU interpret mode sees."""
+
+import jax
+import numpy as np
+import pytest
+
+from .. import calls, oracle
+from . import interpreter
+
+
+def outputs(case, **options):
+    call = jax.jit(calls.kernels(case, **options))
+    return [np.array(x) for x in call(*calls.arrays(case), case.positions)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_do_not_depend_on_the_tile_or_the_run(dtype):
+    case = oracle.draw(S=37, D=16, dtype=dtype)
+    whole = outputs(case)
+    for got in (outputs(case), outputs(case, block_s=16), outputs(case, block_s=8)):
+        for x, expected in zip(got, whole, strict=True):
+            np.testing.assert_array_equal(x, expected)
+
+
+def test_a_token_reaches_only_its_own_row():
+    case = oracle.draw(S=21, D=8)
+    clean = outputs(case, block_s=8)
+    for x in (case.q, case.k, case.v):
+        x[1, 20] = np.nan
+    for x, expected in zip(outputs(case, block_s=8), clean, strict=True):
+        assert np.isnan(x[1, :, 20]).all()
+        x[1, :, 20] = expected[1, :, 20]
+        np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"S": 21, "Hq": 2, "Hkv": 1},
+        {"S": 9, "D": 10, "dtype": "bfloat16", "positions": np.arange(18).reshape(2, 9)},
+    ],
+)
+def test_in_tpu_interpret_mode(sizes):
+    case = oracle.draw(**sizes)
+    found = outputs(case, block_s=8, interpret=interpreter.STRICT)
+    assert not interpreter.races_found()
+    assert max(oracle.excesses(case, found).values()) <= 1
