@@ -4,3 +4,6 @@ from smalti import masks as masks
 from smalti.attention.api import attention as attention
 from smalti.attention.api import explain_choice as explain_choice
 from smalti.attention.block_sizes import BlockSizes as BlockSizes
+from smalti.attention.dot_product_attention import (
+    dot_product_attention as dot_product_attention,
+)

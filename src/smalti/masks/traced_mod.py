@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 
+from smalti.varying import vary_over, varying_axes
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -26,6 +28,7 @@ class TracedMod:
     captured: tuple[Any, ...]
     jaxpr: Any = dataclasses.field(metadata={"static": True})
     depends: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
+    casts: bool = dataclasses.field(metadata={"static": True})  # traced under shard_map
 
     @property
     def is_known(self) -> bool:
@@ -52,7 +55,8 @@ class TracedMod:
 
     def call(self, *args):
         """The scalar program on scalars."""
-        (out,) = jax.core.eval_jaxpr(self.jaxpr, self.captured, *args)
+        evaluate = _evaluate_varying if self.casts else jax.core.eval_jaxpr
+        (out,) = evaluate(self.jaxpr, self.captured, *args)
         return out
 
     def over_tile(self, b, h, q_idx, kv_idx):
@@ -96,7 +100,8 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
             f"{name}: for scalar arguments it must return one scalar, "
             f"{'boolean' if result is bool else 'floating-point'}; it returned ({got})."
         )
-    return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr))
+    varying = bool(varying_axes(closed.consts))
+    return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr), varying)
 
 
 def _depends(jaxpr) -> tuple[bool, ...]:
@@ -109,3 +114,24 @@ def _depends(jaxpr) -> tuple[bool, ...]:
     (out,) = jaxpr.outvars
     used = set() if isinstance(out, jex_core.Literal) else reads.get(out, set())
     return tuple(i in used for i in range(len(jaxpr.invars)))
+
+
+def _evaluate_varying(jaxpr, captured, *args):
+    """`jax.core.eval_jaxpr` under `shard_map`, for inputs that vary over more mesh axes than those
+    the program was traced with: its own casts are replaced by casts to all of their axes."""
+    axes = varying_axes((captured, args))
+    cast = lambda values: vary_over(list(values), axes)  # noqa: E731
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], cast([*captured, *args]), strict=True))
+    read = lambda atom: atom.val if isinstance(atom, jex_core.Literal) else values[atom]  # noqa: E731
+    for eqn in jaxpr.eqns:
+        inputs, name = cast(read(atom) for atom in eqn.invars), eqn.primitive.name
+        if name in ("pvary", "pcast"):
+            outputs = inputs
+        elif name in ("jit", "pjit"):
+            inner = eqn.params["jaxpr"]
+            outputs = _evaluate_varying(inner.jaxpr, inner.consts, *inputs)
+        else:
+            outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
+            outputs = outputs if eqn.primitive.multiple_results else [outputs]
+        values.update(zip(eqn.outvars, outputs, strict=True))
+    return [read(atom) for atom in jaxpr.outvars]

@@ -13,7 +13,7 @@ from smalti.attention.blockwise import steps
 from smalti.attention.blockwise.forward import join_rows
 from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
-from smalti.attention.varying import vary_like
+from smalti.varying import vary_like
 from smalti.masks.tiles import TileIndex
 
 

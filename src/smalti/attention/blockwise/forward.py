@@ -9,7 +9,7 @@ from smalti.attention.blockwise import steps
 from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
 from smalti.attention.online_softmax import State, finish, update
-from smalti.attention.varying import vary_like
+from smalti.varying import vary_like
 
 
 def forward(q, k, v, mods: Mods, walk: Walk, precision):

@@ -16,7 +16,7 @@ from smalti.attention.blockwise.forward import forward
 from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
 from smalti.attention.online_softmax import merge
-from smalti.attention.varying import varying_axes, vary_over
+from smalti.varying import varying_axes, vary_over
 from smalti.masks import BlockMask
 
 
