@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from smalti.preprocess import api, qk_norm_rope
+from smalti.preprocess import qk_norm_rope
 
 from . import calls, oracle
 
@@ -93,7 +93,6 @@ def test_scales_are_read_and_differentiated_in_their_own_dtype(implementation):
 def test_none_picks_by_the_platform_of_the_mesh_in_context():
     case = oracle.draw()
     arrays = case.q, case.k, case.v
-    assert api.platform() == "cpu"
     for got, expected in zip(
         qk_norm_rope(*arrays), qk_norm_rope(*arrays, implementation="xla"), strict=True
     ):
@@ -103,7 +102,6 @@ def test_none_picks_by_the_platform_of_the_mesh_in_context():
         (1,), ("data",), (jax.sharding.AxisType.Auto,), abstract_device=device
     )
     with jax.sharding.use_abstract_mesh(mesh):
-        assert api.platform() == "tpu"
         assert "pallas_call" in str(jax.make_jaxpr(qk_norm_rope)(*arrays))
         half = [x.astype(np.float16) for x in arrays]
         assert "pallas_call" not in str(jax.make_jaxpr(qk_norm_rope)(*half))

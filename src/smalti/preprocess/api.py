@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from smalti.attention.choice import target_platform
+
 from . import reference, validation, vjp
 from .tpu.tiles import Config
 
@@ -83,7 +85,7 @@ def qk_norm_rope(
     validation.check_implementation(implementation, interpret)
 
     if implementation is None:
-        kernels_fit = platform() == "tpu" and q.dtype in validation.KERNEL_DTYPES
+        kernels_fit = target_platform() == "tpu" and q.dtype in validation.KERNEL_DTYPES
         implementation = "pallas" if kernels_fit else "xla"
     if positions is None:
         positions = jnp.arange(S, dtype=jnp.int32)
@@ -92,13 +94,6 @@ def qk_norm_rope(
 
     if implementation == "xla":
         return reference.qk_norm_rope(*arrays, norm_eps=norm_eps, rope_theta=rope_theta)
-    validation.check_kernel(q.dtype, platform(), interpret)
+    validation.check_kernel(q.dtype, target_platform(), interpret)
     config = Config(norm_eps=norm_eps, interpret=interpret or False)
     return vjp.qk_norm_rope(*arrays, rope_theta=rope_theta, config=config)
-
-
-def platform() -> str:
-    """Where the computation will run: ahead-of-time lowering for a TPU happens on a CPU backend."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
-    named = None if device is None else device.platform
-    return named or jax.default_backend()

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from smalti.varying import vary_over, varying_axes
+
 from .rope import cos_sin
 from .tpu.backward import backward
 from .tpu.forward import forward
@@ -18,29 +20,17 @@ def qk_norm_rope(q, k, v, q_scale, k_scale, positions, *, rope_theta: float, con
         jnp.ones(D, jnp.float32) if s is None else s.astype(jnp.float32) for s in (q_scale, k_scale)
     )
     arrays = (q, k, v, *scales, *cos_sin(positions, D, rope_theta))
-    q, k, v, q_scale, k_scale, cos, sin = vary_alike(*arrays)
-    if config.interpret is True and jax.typeof(q).manual_axis_type.varying:
+    # A kernel's operands vary over the same axes of a mesh. What the devices share, as they do
+    # scales, gets its gradient summed over them here, by the transpose of the cast.
+    axes = varying_axes(arrays)
+    if config.interpret is True and axes:
         raise NotImplementedError(
             "interpret: got True inside shard_map, where JAX's interpreter fails under the default "
             "checks: it does not see that a kernel's constants may meet values that vary over the "
             "mesh. Pass check_vma=False to shard_map, or interpret=pltpu.InterpretParams() on a "
             "mesh of one device; compiled for a TPU the kernels pass the checks."
         )
-    return tuple(differentiable(config, q, k, v, q_scale, k_scale, cos, sin))
-
-
-def vary_alike(*arrays):
-    """Inside `shard_map`, let all vary over the mesh axes that any of them varies over.
-
-    A kernel demands it; and what was shared between devices, as scales are, gets its gradient
-    summed over them here, by the transpose of `pcast`.
-    """
-    axes = [jax.typeof(x).manual_axis_type.varying for x in arrays]
-    union = frozenset().union(*axes)
-    return tuple(
-        jax.lax.pcast(x, tuple(sorted(union - own)), to="varying") if union - own else x
-        for x, own in zip(arrays, axes, strict=True)
-    )
+    return tuple(differentiable(config, *vary_over(arrays, axes)))
 
 
 def once(kernel):
