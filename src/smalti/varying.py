@@ -1,5 +1,5 @@
-"""`shard_map` types every value by the mesh axes over which it varies. Loops need one type for their
-carry from the start, so constants that start a carry are cast to the type of the data."""
+"""`shard_map` types every value by the mesh axes over which it varies. A loop's carry needs one
+type from the start, so constants that start a carry are cast to the type of the data."""
 
 from __future__ import annotations
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
-
 from smalti.attention.validation import suggest
+from smalti.backend import target_platform
 
 IMPLEMENTATIONS = ("reference", "blockwise", "pallas")
 
@@ -49,16 +48,5 @@ def choose(implementation: str | None, *, block_sizes, interpret) -> Choice:
             "applies to 'pallas' only. Leave it out."
         )
     if block_sizes is not None and choice.implementation == "reference":
-        raise ValueError(
-            "block_sizes: 'reference' has no tiles. Leave it out, or use implementation='blockwise'."
-        )
+        raise ValueError("block_sizes: 'reference' has no tiles. Leave it out, or use 'blockwise'.")
     return choice
-
-
-def target_platform() -> str:
-    """ "cpu", "tpu" or "gpu": that of the mesh in context (a program may be lowered for a TPU on a
-    machine without one), else the default backend's."""
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    if device is not None:
-        return device.platform
-    return jax.default_backend()

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from smalti.backend import float32_precision
 from smalti.masks.mask_mod import Mask
 from smalti.masks.traced_mod import TracedMod
 
@@ -74,7 +75,9 @@ def reference(q, k, v, *, mask: Mask, score_mod: TracedMod | None, bias, sinks, 
     weights = jnp.where(visible, weights, 0)
     total = weights.sum(-1) + (0 if sink is None else jnp.exp(sink - top))
     total = jnp.where(empty, 1, total)
-    out = jnp.einsum("bkgqs,bksd->bkgqd", weights.reshape(by_group), v, precision=_precision())
+    out = jnp.einsum(
+        "bkgqs,bksd->bkgqd", weights.reshape(by_group), v, precision=float32_precision()
+    )
     out = out.reshape(batch, heads, q_len, -1) / total[..., None]
     out = jnp.where(empty[..., None], 0, out)
     lse = jnp.where(empty, -jnp.inf if sink is None else sink, top + jnp.log(total))
@@ -82,12 +85,7 @@ def reference(q, k, v, *, mask: Mask, score_mod: TracedMod | None, bias, sinks, 
 
 
 def _products(q, k):
-    return jnp.einsum("bkgqd,bksd->bkgqs", q, k, precision=_precision())
-
-
-def _precision():
-    """Highest, unless the user chose by ``jax.default_matmul_precision``."""
-    return None if jax.config.jax_default_matmul_precision is not None else lax.Precision.HIGHEST
+    return jnp.einsum("bkgqd,bksd->bkgqs", q, k, precision=float32_precision())
 
 
 def _modified(score_mod: TracedMod, scores, visible, indices):

@@ -73,9 +73,7 @@ def suggest(argument: str, value, allowed: tuple[str, ...]):
 
 def check_block_sizes(block_sizes):
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
-        raise ValueError(
-            f"block_sizes: got {block_sizes!r}; it must be smalti.BlockSizes(block_q=…, block_kv=…)."
-        )
+        raise ValueError(f"block_sizes: got {block_sizes!r}; it must be a smalti.BlockSizes.")
 
 
 def _array(x, name: str):
@@ -158,7 +156,8 @@ def _segments(segment_ids, sizes) -> Mask:
             raise ValueError(f"segment_ids: got {got}; they must be int32 arrays.")
         if ids.shape != (batch, length):
             raise ValueError(
-                f"segment_ids: got shape {list(ids.shape)}; it must be [B, S] = [{batch}, {length}]."
+                f"segment_ids: got shape {list(ids.shape)}; it must be [B, S], "
+                f"here [{batch}, {length}]."
             )
     return document((q_ids, kv_ids))
 

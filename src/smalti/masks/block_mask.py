@@ -93,7 +93,7 @@ def build_block_mask(
 def states_to_runs(states: TileStates) -> TileRuns:
     """Join neighbouring tiles of equal state into runs."""
     known = isinstance(states.some, np.ndarray) and isinstance(states.every, np.ndarray)
-    xp = np if known else jnp
+    xp: Any = np if known else jnp
     some, every = xp.broadcast_arrays(states.some, states.every)
     state = xp.where(some, xp.where(every, 2, 1), 0).astype(np.int8)  # empty, cut, whole
     num = state.shape[-1]

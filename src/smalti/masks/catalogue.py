@@ -283,7 +283,7 @@ class Document(Mask):
         for side, ids, length in (("q", self.q_ids, q_len), ("kv", self.kv_ids, kv_len)):
             if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
-                    f"document: {side} ids have shape {list(ids.shape)}; for this call they must be "
+                    f"document: {side} ids have shape {list(ids.shape)}; here they must be "
                     f"[{batch}, {length}] or [1, {length}]. Where Sq ≠ Sk give a pair "
                     "(q_ids, kv_ids)."
                 )
@@ -340,7 +340,7 @@ def _per_batch(value, name: str):
 
 def _ids(ids):
     ids = _integers(ids, "document: ids", 2)
-    if np.ndim(ids) == 0:
+    if isinstance(ids, int) or ids.ndim == 0:
         raise ValueError("document: ids are one number; give one id per token, [S] or [B, S].")
     return ids.reshape((1, -1) if ids.ndim == 1 else ids.shape)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, dataclass_transform
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ class TileStates(NamedTuple):
 
 
 class Mask:
-    """Base of all masks. Combine with ``&``, ``|``, ``~``; all masks are pytrees of their arrays."""
+    """Base of all masks. Combine with ``&``, ``|``, ``~``. Masks are pytrees of their arrays."""
 
     def __call__(self, b, h, q_idx, kv_idx):
         """Whether query ``q_idx`` sees key ``kv_idx`` in batch entry ``b`` and query head ``h``.
@@ -90,10 +90,11 @@ class Mask:
     def __bool__(self):
         raise TypeError(
             "a mask has no truth value: Python's `and`, `or` and `not` cannot combine masks and "
-            "would silently drop one. Use `&`, `|` and `~` instead, e.g. `causal() & document(ids)`."
+            "would silently drop one. Use `&`, `|` and `~`, e.g. `causal() & document(ids)`."
         )
 
 
+@dataclass_transform(frozen_default=True, eq_default=False)
 def pytree(*, static: tuple[str, ...] = ()):
     """Class decorator: a frozen dataclass whose fields are pytree children except ``static``."""
 
@@ -243,12 +244,12 @@ class BoundMaskMod(Mask):
         h = jnp.arange(tiles.heads if self.mod.depends[1] else 1, dtype=jnp.int32)
         kv_idx = jnp.arange(tiles.kv_len, dtype=jnp.int32)
 
-        def row(q_tile):
+        def row(q_tile: Any):
             q_idx = q_tile * tiles.block_q + jnp.arange(tiles.block_q, dtype=jnp.int32)
             visible = self.mod.over_tile(b, h, q_idx, kv_idx)
             real = (q_idx < tiles.q_len)[:, None]
-            some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, np.False_)
-            every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, np.True_)
+            some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, False)
+            every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, True)
             return some[:, :, 0], every[:, :, 0]
 
         some, every = jax.lax.map(row, jnp.arange(tiles.num_q, dtype=jnp.int32))
@@ -271,7 +272,7 @@ class ArrayMask(Mask):
         sizes = (batch, heads, q_len, kv_len)
         if any(n not in (1, size) for n, size in zip(self.array.shape, sizes, strict=True)):
             raise ValueError(
-                f"mask: the boolean array has shape {self.array.shape}, which does not broadcast to "
+                f"mask: the boolean array has shape {self.array.shape}, which does not fit "
                 f"[B, Hq, Sq, Sk] = {list(sizes)}. Each dimension must be that size or 1."
             )
         return self
@@ -298,8 +299,8 @@ class ArrayMask(Mask):
         array = as_known(self.array)
         xp = np if isinstance(array, np.ndarray) else jnp
         array = xp.broadcast_to(array, (*array.shape[:2], tiles.q_len, tiles.kv_len))
-        some = reduce_tiles(array, tiles.block_q, tiles.block_kv, np.False_)
-        every = reduce_tiles(array, tiles.block_q, tiles.block_kv, np.True_)
+        some = reduce_tiles(array, tiles.block_q, tiles.block_kv, False)
+        every = reduce_tiles(array, tiles.block_q, tiles.block_kv, True)
         return TileStates(some, every)
 
     def __repr__(self):
@@ -313,8 +314,8 @@ def as_mask(mask) -> Mask:
     if isinstance(mask, (jax.Array, np.ndarray)):
         if mask.dtype != bool:
             raise ValueError(
-                f"mask: got an array of dtype {mask.dtype}; a mask array is boolean, True where the "
-                "query may see the key. Pass additive masks as bias=."
+                f"mask: got an array of dtype {mask.dtype}; a mask array is boolean, True where "
+                "the query may see the key. Pass additive masks as bias=."
             )
         if mask.ndim > 4:
             raise ValueError(

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import core, lax
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,18 +99,18 @@ class TileIndex:
 
 def as_known(array):
     """``array`` as NumPy if its values are known while tracing, else as it is."""
-    return array if isinstance(array, jax.core.Tracer) else np.asarray(array)
+    return array if isinstance(array, core.Tracer) else np.asarray(array)
 
 
-def reduce_tiles(visible, block_q: int, block_kv: int, every: np.bool_):
+def reduce_tiles(visible: Any, block_q: int, block_kv: int, every: bool):
     """any (``every=False``) or all (``every=True``) over the tiles of ``[..., q, kv]``.
 
     What is missing from ragged tiles is neutral.
     """
-    xp = np if isinstance(visible, np.ndarray) else jnp
+    xp: Any = np if isinstance(visible, np.ndarray) else jnp
     q_len, kv_len = visible.shape[-2:]
     pad = [(0, 0)] * (visible.ndim - 2) + [(0, -q_len % block_q), (0, -kv_len % block_kv)]
-    visible = xp.pad(visible, pad, constant_values=bool(every))
+    visible = xp.pad(visible, pad, constant_values=every)
     *lead, rows, cols = visible.shape
     visible = visible.reshape(*lead, rows // block_q, block_q, cols // block_kv, block_kv)
     return visible.all(axis=(-3, -1)) if every else visible.any(axis=(-3, -1))

@@ -14,7 +14,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex_core
+from jax import core
+from jax.extend.core import Literal
 
 from smalti.varying import vary_over, varying_axes
 
@@ -33,7 +34,7 @@ class TracedMod:
     @property
     def is_known(self) -> bool:
         """Whether every captured array has a value while tracing."""
-        return not any(isinstance(x, jax.core.Tracer) for x in self.captured)
+        return not any(isinstance(x, core.Tracer) for x in self.captured)
 
     @property
     def floating(self) -> list:
@@ -55,7 +56,7 @@ class TracedMod:
 
     def call(self, *args):
         """The scalar program on scalars."""
-        evaluate = _evaluate_varying if self.casts else jax.core.eval_jaxpr
+        evaluate = _evaluate_varying if self.casts else core.eval_jaxpr
         (out,) = evaluate(self.jaxpr, self.captured, *args)
         return out
 
@@ -108,21 +109,21 @@ def _depends(jaxpr) -> tuple[bool, ...]:
     """For each input, whether the output may read it (calls are taken to read all they get)."""
     reads = {var: {i} for i, var in enumerate(jaxpr.invars)}
     for eqn in jaxpr.eqns:
-        sources = [reads.get(v, set()) for v in eqn.invars if not isinstance(v, jex_core.Literal)]
+        sources = [reads.get(v, set()) for v in eqn.invars if not isinstance(v, Literal)]
         for var in eqn.outvars:
             reads[var] = set().union(*sources)
     (out,) = jaxpr.outvars
-    used = set() if isinstance(out, jex_core.Literal) else reads.get(out, set())
+    used = set() if isinstance(out, Literal) else reads.get(out, set())
     return tuple(i in used for i in range(len(jaxpr.invars)))
 
 
 def _evaluate_varying(jaxpr, captured, *args):
-    """`jax.core.eval_jaxpr` under `shard_map`, for inputs that vary over more mesh axes than those
+    """`core.eval_jaxpr` under `shard_map`, for inputs that vary over more mesh axes than those
     the program was traced with: its own casts are replaced by casts to all of their axes."""
     axes = varying_axes((captured, args))
     cast = lambda values: vary_over(list(values), axes)  # noqa: E731
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], cast([*captured, *args]), strict=True))
-    read = lambda atom: atom.val if isinstance(atom, jex_core.Literal) else values[atom]  # noqa: E731
+    read = lambda atom: atom.val if isinstance(atom, Literal) else values[atom]  # noqa: E731
     for eqn in jaxpr.eqns:
         inputs, name = cast(read(atom) for atom in eqn.invars), eqn.primitive.name
         if name in ("pvary", "pcast"):

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from smalti.attention.choice import target_platform
+from smalti.backend import target_platform
 
 from . import reference, validation, vjp
 from .tpu.tiles import Config

@@ -13,8 +13,8 @@ from smalti.attention.blockwise import steps
 from smalti.attention.blockwise.forward import join_rows
 from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
-from smalti.varying import vary_like
 from smalti.masks.tiles import TileIndex
+from smalti.varying import vary_like
 
 
 class Totals(NamedTuple):
@@ -78,7 +78,8 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
                 dbias = _add_bias(dbias, dscores, index)
             dcaptured = totals.dcaptured
             if dcaptured:
-                more = _captured(products.reshape(by_head), dscores, ~hidden, mods, index, floats)
+                products_by_head = products.reshape(by_head)
+                more = _captured(products_by_head, dscores, ~hidden, mods, index, floats)
                 dcaptured = [a + b for a, b in zip(dcaptured, more, strict=True)]
 
             (dproducts,) = pull(dscores)
@@ -119,6 +120,8 @@ def _captured(products, dscores, visible, mods: Mods, index: TileIndex, floats):
     At hidden positions score_mod may be anything, and 0 times its derivative NaN. There it is
     evaluated at one of the visible positions instead, so that what is multiplied by 0 is finite.
     """
+    score_mod = mods.score_mod
+    assert score_mod is not None
     axes = jnp.broadcast_arrays(
         products * mods.scale,
         index.b[:, None, None, None],
@@ -131,7 +134,7 @@ def _captured(products, dscores, visible, mods: Mods, index: TileIndex, floats):
     flat = [jnp.where(seen, x, x[pick]) for x in flat]
 
     def score(floats):
-        mod = mods.score_mod.with_floating(None).with_floating(floats)
+        mod = score_mod.with_floating(None).with_floating(floats)
         return mods.cap(jax.vmap(mod.call)(*flat).astype(jnp.float32))
 
     def gradients():

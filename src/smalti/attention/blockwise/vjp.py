@@ -7,7 +7,6 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.blockwise import walk as walks
@@ -16,8 +15,9 @@ from smalti.attention.blockwise.forward import forward
 from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
 from smalti.attention.online_softmax import merge
-from smalti.varying import varying_axes, vary_over
+from smalti.backend import float32_precision
 from smalti.masks import BlockMask
+from smalti.varying import vary_over, varying_axes
 
 
 def blockwise(
@@ -62,9 +62,7 @@ def blockwise(
     mods = Mods(
         mask, None if score_mod is None else score_mod.with_floating(None), None, scale, softcap
     )
-    precision = lax.Precision.HIGHEST if q.dtype == jnp.float32 else None
-    if jax.config.jax_default_matmul_precision is not None:
-        precision = None  # the user's choice, read when the product is traced
+    precision = float32_precision() if q.dtype == jnp.float32 else None
     compute_dtype = jnp.float32 if platform == "cpu" else q.dtype
 
     arrays = (q, k, v, bias, floats, mods, walk)
@@ -87,8 +85,9 @@ def _attend_vjp(precision, compute_dtype, q, k, v, bias, floats, mods, walk):
 
 
 def _forward(precision, compute_dtype, q, k, v, bias, floats, mods, walk):
-    padded = _pad(q, k, v, bias, compute_dtype, walk)
-    out, lse = forward(*padded[:3], _fill(mods, padded[3], floats, walk), walk, precision)
+    q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, compute_dtype, walk)
+    mods_filled = _fill(mods, padded_bias, floats, walk)
+    out, lse = forward(q_tiles, k_tiles, v_tiles, mods_filled, walk, precision)
     out, lse = (_join_heads(x)[:, :, : walk.grid.q_len] for x in (out, lse))
     return (out, lse), (q, k, v, bias, floats, mods, walk, out, lse)
 
@@ -107,10 +106,11 @@ def _gradients(precision, compute_dtype, residuals, cotangents):
     dout, clean_q = (jnp.where(empty[..., None], 0, x) for x in (dout, q))
     delta = jnp.where(empty, 0, (out * dout).sum(-1) - dlse)
 
-    *qkv, padded_bias = _pad(clean_q, k, v, bias, compute_dtype, walk)
+    q_tiles, k_tiles, v_tiles, padded_bias = _pad(clean_q, k, v, bias, compute_dtype, walk)
     dout, lse, delta = (_pad_queries(x, k.shape[1], walk) for x in (dout, lse, delta))
     mods = _fill(mods, padded_bias, floats, walk)
-    dq, totals = backward(*qkv, dout.astype(compute_dtype), lse, delta, mods, walk, precision)
+    dout = dout.astype(compute_dtype)
+    dq, totals = backward(q_tiles, k_tiles, v_tiles, dout, lse, delta, mods, walk, precision)
 
     dq = _join_heads(dq)[:, :, : q.shape[2]].astype(q.dtype)
     dk, dv = totals.dk[:, :, : k.shape[2]], totals.dv[:, :, : v.shape[2]]
