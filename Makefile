@@ -9,6 +9,8 @@ ARGS ?=
 CONFIG ?= configs/shakespeare.yaml
 TORCH ?= yes
 RUN := .venv/bin/python -m
+# Neighbouring tests stay with one worker, which then has their programs compiled already.
+WORKERS := -n 2 --dist worksteal
 
 # libtpu is in .venv for its compiler, and complains at each start of jax where there is no TPU.
 ifeq ($(wildcard /dev/accel* /dev/vfio/[0-9]* /dev/nvidia0),)
@@ -28,13 +30,13 @@ train: venv ## train a small transformer on Shakespeare and print what it writes
 	@$(RUN) nanogpt_jax.train --config $(CONFIG) $(ARGS)
 
 test: venv ## run the whole test suite
-	@$(RUN) pytest -n 2 $(ARGS)
+	@$(RUN) pytest $(WORKERS) $(ARGS)
 
 check: venv ## lint, format check, types and the fast tests: under a minute
 	@$(RUN) ruff check
 	@$(RUN) ruff format --check
 	@$(RUN) pyright
-	@$(RUN) pytest -n 2 -q -m "not slow" $(ARGS)
+	@$(RUN) pytest $(WORKERS) -q -m "not slow" $(ARGS)
 
 bench: venv ## time attention on this CPU beside its peers, and write JSON
 	@TORCH='$(TORCH)' scripts/venv bench

@@ -1,5 +1,6 @@
 """The documents keep their word: their examples run; what they name exists."""
 
+import functools
 import importlib.util
 import pydoc
 import re
@@ -7,6 +8,7 @@ import subprocess
 import textwrap
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,10 +54,17 @@ def test_there_are_examples():
     assert len(EXAMPLES) >= 2
 
 
+@functools.cache
+def run(page: Path, line: int, code: str) -> dict:
+    names = {"__name__": "example"}
+    # Blank lines in front, so that a traceback points into the page.
+    exec(compile("\n" * (line - 1) + code, str(page), "exec"), names)
+    return names
+
+
 @pytest.mark.parametrize(("page", "line", "code"), EXAMPLES)
 def test_example_runs(page, line, code):
-    # Blank lines in front, so that a traceback points into the page.
-    exec(compile("\n" * (line - 1) + code, str(page), "exec"), {"__name__": "example"})
+    run(page, line, code)
 
 
 def test_the_first_example_has_twenty_lines():
@@ -63,11 +72,10 @@ def test_the_first_example_has_twenty_lines():
     assert sum(bool(line.strip()) for line in code.splitlines()) <= 20
 
 
+@pytest.mark.slow
 def test_the_first_example_gives_the_gradients_of_plain_attention():
     """The example says what it computes; this is the same, written out without tiles."""
-    _, code = blocks(ROOT / "README.md", "python")[0]
-    ran: dict = {}
-    exec(code, ran)
+    ran: Any = run(ROOT / "README.md", *blocks(ROOT / "README.md", "python")[0])
     jax, jnp = ran["jax"], ran["jnp"]
     k, v = (jnp.repeat(x, 4, axis=2) for x in (ran["k"], ran["v"]))
     i, j = jnp.arange(1000)[:, None], jnp.arange(1000)[None, :]

@@ -39,6 +39,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", ["reference", "blockwise"])
 def test_attention_and_its_gradients(implementation, dtype):

@@ -9,6 +9,7 @@ import pytest
 from smalti.lab.bench import jax_peers, run
 from smalti.lab.bench.cases import OURS, Case, make_inputs
 
+slow = pytest.mark.slow
 MASKS = ("causal", "window", "streaming", "documents", "documents-known")
 
 
@@ -23,7 +24,12 @@ def _one_call_a_turn(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("mask", "backward"), [*((mask, False) for mask in MASKS), ("streaming", True)]
+    ("mask", "backward"),
+    [
+        ("documents", False),
+        *(pytest.param(mask, False, marks=slow) for mask in MASKS if mask != "documents"),
+        pytest.param("streaming", True, marks=slow),
+    ],
 )
 def test_all_jax_peers_compute_the_same(mask, backward):
     case = tiny(mask, backward=backward)
@@ -33,6 +39,7 @@ def test_all_jax_peers_compute_the_same(mask, backward):
     assert all(0 <= timing.difference < run.SAME["float32"] for timing in result.timings.values())
 
 
+@slow
 @pytest.mark.parametrize(("mask", "backward"), [("causal", True), ("documents", False)])
 def test_torch_sdpa_computes_the_same(mask, backward):
     pytest.importorskip("torch", reason="the PyTorch peers need `make bench`")
@@ -41,7 +48,7 @@ def test_torch_sdpa_computes_the_same(mask, backward):
     assert "torch.sdpa" in result.timings
 
 
-@pytest.mark.slow
+@slow
 def test_torch_flex_computes_the_same_or_says_why_not():
     pytest.importorskip("torch", reason="the PyTorch peers need `make bench`")
     with warnings.catch_warnings():
