@@ -33,7 +33,7 @@ def is_kernel(module: str) -> bool:
 
 
 def is_reference(module: str) -> bool:
-    return is_in(module, "smalti") and module.rpartition(".")[2].startswith("reference")
+    return is_in(module, "smalti") and module.rpartition(".")[2].startswith(("reference", "oracle"))
 
 
 def is_public(module: str) -> bool:
