@@ -97,7 +97,6 @@ def attention(
             call.v,
             mask=call.mask,
             block_sizes=block_sizes,
-            platform=choice.platform,
             **options,
         )
     if layout == "BSHD":

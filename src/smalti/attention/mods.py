@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from smalti.masks import Mask
-from smalti.masks.tiles import TileIndex
 from smalti.masks.traced_mod import TracedMod
 
 
@@ -31,12 +30,3 @@ class Mods:
 
     def cap(self, scores):
         return scores if self.softcap is None else self.softcap * jnp.tanh(scores / self.softcap)
-
-    def score(self, products, index: TileIndex):
-        """Scores before bias and mask from ``q·k [B, Hq, block_q, keys]``, float32."""
-        scores = products * self.scale
-        if self.score_mod is not None:
-            scores = self.score_mod.over_scores(
-                scores, index.b, index.h, index.q_idx, index.kv_idx
-            ).astype(jnp.float32)
-        return self.cap(scores)

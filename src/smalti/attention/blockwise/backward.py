@@ -50,42 +50,45 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
         ),
         q,
     )
-    no_dq = vary_like(jnp.zeros((walk.num_b, walk.num_h, group * block_q, q.shape[4])), q)
+    # Kept as [D, rows]: with keys first, that product too reads its left operand by rows.
+    no_dq = vary_like(jnp.zeros((walk.num_b, walk.num_h, q.shape[4], group * block_q)), q)
+    k_by_column = k.swapaxes(2, 3)  # [B, Hkv, D, Sk]
 
     def row(totals, r):
         q_tile, do_tile = (steps.take_queries(x, walk, r) for x in (q, dout))
-        lse_tile, delta_tile = (steps.take_queries(x, walk, r)[..., None] for x in (lse, delta))
+        lse_tile, delta_tile = (steps.take_queries(x, walk, r)[..., None, :] for x in (lse, delta))
 
         def chunk(c, carry):
             dq, totals = carry
             index = steps.index_of(walk, r, c, group)
             keys, values = (steps.take_keys(x, walk, r, c) for x in (k, v))
-            products = steps.product(q_tile, keys, 3, 3, precision)
-            by_head = (walk.num_b, walk.num_h * group, block_q, keys.shape[2])
-            scores, pull = jax.vjp(lambda x: mods.score(x, index), products.reshape(by_head))
-            scores, seen = steps.hide(scores, mods, walk, c, index)
+            products = steps.product(keys, q_tile, 3, 3, precision)  # […, keys, G * block_q]
+            scores, pull = jax.vjp(
+                lambda x: steps.score(x, mods, walk, index, keys_first=True), products
+            )
+            scores, seen = steps.hide(scores, mods, walk, c, index, keys_first=True)
             hidden = scores == -jnp.inf
 
-            weights = jnp.exp(scores.reshape(products.shape) - lse_tile)
-            weights = jnp.where(hidden.reshape(products.shape), 0, weights)
-            dv = steps.product(weights.astype(v.dtype), do_tile, 2, 2, precision)
-            dweights = steps.product(do_tile, values, 3, 3, precision)
-            dscores = weights * (dweights - delta_tile)
-            dscores = jnp.where(hidden, 0, dscores.reshape(by_head))
+            weights = jnp.where(hidden, 0, jnp.exp(scores - lse_tile))
+            dv = steps.product(weights.astype(v.dtype), do_tile, 3, 2, precision)
+            dweights = steps.product(values, do_tile, 3, 3, precision)
+            dscores = jnp.where(hidden, 0, weights * (dweights - delta_tile))
 
             dbias = totals.dbias
             if dbias is not None:
-                dbias = _add_bias(dbias, dscores, index)
+                dbias = _add_bias(dbias, steps.to_heads(dscores, group, True), index)
             dcaptured = totals.dcaptured
             if dcaptured:
-                products_by_head = products.reshape(by_head)
-                more = _captured(products_by_head, dscores, ~hidden, mods, index, floats)
+                by_head = (steps.to_heads(x, group, True) for x in (products, dscores, ~hidden))
+                more = _captured(*by_head, mods, index, floats)
                 dcaptured = [a + b for a, b in zip(dcaptured, more, strict=True)]
 
             (dproducts,) = pull(dscores)
-            dproducts = jnp.where(hidden, 0, dproducts).reshape(products.shape).astype(k.dtype)
-            dk = steps.product(dproducts, q_tile, 2, 2, precision)
-            dq = dq + steps.product(dproducts, steps.keep_seen(keys, seen), 3, 2, precision)
+            dproducts = jnp.where(hidden, 0, dproducts).astype(k.dtype)
+            dk = steps.product(dproducts, q_tile, 3, 2, precision)
+            columns = steps.take_keys(k_by_column, walk, r, c, axis=3)
+            columns = steps.keep_seen(columns, seen, axis=3)
+            dq = dq + steps.product(columns, dproducts, 3, 2, precision)
             totals = Totals(
                 steps.add_keys(totals.dk, steps.keep_seen(dk, seen), walk, r, c),
                 steps.add_keys(totals.dv, steps.keep_seen(dv, seen), walk, r, c),
@@ -95,7 +98,7 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
             return dq, totals
 
         dq, totals = lax.fori_loop(walk.row_start[r], walk.row_stop[r], chunk, (no_dq, totals))
-        return totals, dq
+        return totals, dq.swapaxes(2, 3)
 
     totals, dq = lax.scan(row, zero, jnp.arange(len(walk.row_q)))
     return join_rows(dq, walk, group), totals

@@ -37,15 +37,14 @@ def forward(q, k, v, mods: Mods, walk: Walk, precision):
             index = steps.index_of(walk, r, c, group)
             keys, values = (steps.take_keys(x, walk, r, c) for x in (k, v))
             products = steps.product(q_tile, keys, 3, 3, precision)
-            by_head = (walk.num_b, walk.num_h * group, block_q, keys.shape[2])
-            scores = mods.score(products.reshape(by_head), index)
-            scores, seen = steps.hide(scores, mods, walk, c, index)
+            scores = steps.score(products, mods, walk, index, keys_first=False)
+            scores, seen = steps.hide(scores, mods, walk, c, index, keys_first=False)
             values = steps.keep_seen(values, seen)
 
             def weigh_values(weights):
                 return steps.product(weights.astype(v.dtype), values, 3, 2, precision)
 
-            return update(state, scores.reshape(products.shape), weigh_values)
+            return update(state, scores, weigh_values)
 
         state = lax.fori_loop(walk.row_start[r], walk.row_stop[r], chunk, empty)
         return None, finish(state)

@@ -36,16 +36,21 @@ def take_queries(array, walk: Walk, row):
     return tile.reshape(walk.num_b, walk.num_h, group * block_q, *array.shape[4:])
 
 
-def take_keys(array, walk: Walk, row, chunk):
-    """The chunk's keys of ``[B, Hkv, Sk, D]``: ``[num_b, num_h, n * block_kv, D]``."""
+def take_keys(array, walk: Walk, row, chunk, *, axis: int = 2):
+    """The chunk's keys of ``[B, Hkv, Sk, D]``: ``[num_b, num_h, n * block_kv, D]``; with
+    ``axis=3`` of ``[B, Hkv, D, Sk]``: ``[num_b, num_h, D, n * block_kv]``.
+
+    A tile past the end is cut back to the last one, as slices are; `hide` hides it.
+    """
     block_kv = walk.grid.block_kv
-    sizes = (walk.num_b, walk.num_h, block_kv, array.shape[3])
-    start = _group_start(walk, row, array)
-    parts = [
-        lax.dynamic_slice(array, (*start, walk.tiles[chunk, i] * block_kv, 0), sizes)
-        for i in range(walk.chunk_tiles)
-    ]
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
+    sizes = [walk.num_b, walk.num_h, *array.shape[2:]]
+    sizes[axis] = block_kv
+    start = [*_group_start(walk, row, array), 0, 0]
+    parts = []
+    for i in range(walk.chunk_tiles):
+        start[axis] = walk.tiles[chunk, i] * block_kv
+        parts.append(lax.dynamic_slice(array, start, sizes))
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
 
 
 def add_keys(total, update, walk: Walk, row, chunk):
@@ -74,30 +79,74 @@ def index_of(walk: Walk, row, chunk, group: int) -> TileIndex:
     )
 
 
-def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex):
+# Score tiles come in two orientations, so that every product reads its left operand by rows (a CPU
+# multiplies a transposed one at a third of the rate): queries first, [num_b, num_h, G * block_q,
+# keys], for the forward; keys first, [num_b, num_h, keys, G * block_q], for the backward. Masks,
+# biases and score_mods know heads: [num_b, Hq, block_q, keys].
+
+
+def from_heads(tile, walk: Walk, group: int, keys_first: bool):
+    """``[num_b or 1, Hq or 1, block_q, keys]`` as ``[num_b or 1, num_h or 1, G or 1, block_q,
+    keys]`` or, keys first, ``[…, keys, G or 1, block_q]``: broadcasts to `split_rows`."""
+    heads = (1, 1) if tile.shape[1] == 1 else (walk.num_h, group)
+    tile = tile.reshape(tile.shape[0], *heads, *tile.shape[2:])
+    return jnp.moveaxis(tile, 4, 2) if keys_first else tile
+
+
+def split_rows(scores, group: int, keys_first: bool):
+    """A score tile with rows split into (G, block_q)."""
+    b, h, x, y = scores.shape
+    return scores.reshape(
+        (b, h, x, group, y // group) if keys_first else (b, h, group, x // group, y)
+    )
+
+
+def to_heads(scores, group: int, keys_first: bool):
+    """A score tile as ``[num_b, Hq, block_q, keys]``."""
+    scores = split_rows(scores, group, keys_first)
+    scores = jnp.moveaxis(scores, 2, 4) if keys_first else scores
+    return scores.reshape(scores.shape[0], -1, *scores.shape[3:])
+
+
+def score(products, mods: Mods, walk: Walk, index: TileIndex, *, keys_first: bool):
+    """Scores before bias and mask from a tile of ``q·k``, float32."""
+    scores = products * mods.scale
+    if mods.score_mod is not None:
+        group = index.num_h // walk.num_h
+        by_head = mods.score_mod.over_scores(
+            to_heads(scores, group, keys_first), index.b, index.h, index.q_idx, index.kv_idx
+        ).astype(jnp.float32)
+        scores = from_heads(by_head, walk, group, keys_first).reshape(products.shape)
+    return mods.cap(scores)
+
+
+def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex, *, keys_first: bool):
     """Add the bias and set hidden scores to −inf.
 
     Args:
-      scores: float32 ``[num_b, Hq of the step, block_q, keys]``.
+      scores: a score tile, float32.
 
     Returns:
       The scores, and ``seen [num_b or 1, num_h or 1, keys]``: whether any query of the step sees
       the key. None where every query sees every key of every chunk.
     """
+    group = index.num_h // walk.num_h
 
     def cut(scores):
-        visible = mods.mask.tile(index)
-        real_q, real_kv = index.q_idx < walk.grid.q_len, index.kv_idx < walk.grid.kv_len
-        counts = jnp.arange(walk.chunk_tiles) < walk.num_tiles[chunk]
-        real_kv = real_kv & jnp.repeat(counts, walk.grid.block_kv)
-        visible = visible & (real_q[:, None] & real_kv[None, :])
+        visible = mods.mask.tile(index) & (index.kv_idx < walk.grid.kv_len)
+        if walk.grid.q_len % walk.grid.block_q:
+            visible = visible & (index.q_idx < walk.grid.q_len)[:, None]
+        rows = split_rows(scores, group, keys_first)
+        visible = from_heads(visible, walk, group, keys_first)
         if mods.bias is not None:
             bias = index.slice(mods.bias).astype(jnp.float32)
-            scores = scores + bias
+            bias = from_heads(bias, walk, group, keys_first)
+            rows = rows + bias
             visible = visible & (bias != -jnp.inf)
         if mods.may_hide:
-            visible = visible & (scores != -jnp.inf)
-        return jnp.where(visible, scores, -jnp.inf), _seen(visible, walk)
+            visible = visible & (rows != -jnp.inf)
+        seen = visible.any((3, 4) if keys_first else (2, 3))
+        return jnp.where(visible, rows, -jnp.inf).reshape(scores.shape), seen
 
     def whole(scores):
         return scores, jnp.ones(jax.eval_shape(cut, scores)[1].shape, bool)
@@ -109,16 +158,10 @@ def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex):
     return lax.cond(walk.whole[chunk], whole, cut, scores)
 
 
-def keep_seen(array, seen):
-    """``array [num_b, num_h, keys, D]`` with keys that nobody sees at 0, even if they are NaN."""
-    return array if seen is None else jnp.where(seen[..., None], array, 0)
-
-
-def _seen(visible, walk: Walk):
-    seen = visible.any(2)  # [num_b or 1, Hq or 1, keys]
-    if seen.shape[1] == 1:
-        return seen
-    return seen.reshape(seen.shape[0], walk.num_h, -1, seen.shape[2]).any(2)
+def keep_seen(array, seen, *, axis: int = 2):
+    """``array [num_b, num_h, keys, D]`` (``axis=3``: ``[…, D, keys]``) with keys that nobody sees
+    at 0, even if they are NaN."""
+    return array if seen is None else jnp.where(jnp.expand_dims(seen, 5 - axis), array, 0)
 
 
 def _covers(walk: Walk, kv_heads: int) -> tuple[bool, bool]:

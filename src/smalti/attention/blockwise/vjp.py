@@ -32,15 +32,12 @@ def blockwise(
     scale,
     softcap,
     block_sizes: BlockSizes | None,
-    platform: str,
 ):
     """Attention of canonical arguments; see `smalti.attention`.
 
     Args:
       q: ``[B, Hq, Sq, D]``; k ``[B, Hkv, Sk, D]``; v ``[B, Hkv, Sk, Dv]``.
       mask: a bound mask or a BlockMask. score_mod: a traced mod or None.
-      platform: what it will run on. On a CPU 16-bit inputs are computed in float32, which is
-        faster there and no less exact.
 
     Returns:
       ``out [B, Hq, Sq, Dv]`` in q's dtype, ``lse [B, Hq, Sq]`` float32.
@@ -63,42 +60,39 @@ def blockwise(
         mask, None if score_mod is None else score_mod.with_floating(None), None, scale, softcap
     )
     precision = float32_precision() if q.dtype == jnp.float32 else None
-    compute_dtype = jnp.float32 if platform == "cpu" else q.dtype
 
     arrays = (q, k, v, bias, floats, mods, walk)
     q, k, v, bias, floats, mods, walk = vary_over(arrays, varying_axes(arrays))
-    out, lse = _attend(q, k, v, bias, floats, mods, walk, precision, compute_dtype)
+    out, lse = _attend(q, k, v, bias, floats, mods, walk, precision)
     if sinks is not None:  # a key with a score and no value
         sink = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], lse.shape)
         out, lse = merge(out, lse, jnp.zeros_like(out), sink)
     return out.astype(q.dtype), lse
 
 
-@functools.partial(jax.jit, static_argnums=(7, 8))
-def _attend(q, k, v, bias, floats, mods, walk, precision, compute_dtype):
-    return _attend_vjp(precision, compute_dtype, q, k, v, bias, floats, mods, walk)
+@functools.partial(jax.jit, static_argnums=(7,))
+def _attend(q, k, v, bias, floats, mods, walk, precision):
+    return _attend_vjp(precision, q, k, v, bias, floats, mods, walk)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend_vjp(precision, compute_dtype, q, k, v, bias, floats, mods, walk):
-    return _forward(precision, compute_dtype, q, k, v, bias, floats, mods, walk)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_vjp(precision, q, k, v, bias, floats, mods, walk):
+    return _forward(precision, q, k, v, bias, floats, mods, walk)[0]
 
 
-def _forward(precision, compute_dtype, q, k, v, bias, floats, mods, walk):
-    q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, compute_dtype, walk)
+def _forward(precision, q, k, v, bias, floats, mods, walk):
+    q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)
     mods_filled = _fill(mods, padded_bias, floats, walk)
     out, lse = forward(q_tiles, k_tiles, v_tiles, mods_filled, walk, precision)
     out, lse = (_join_heads(x)[:, :, : walk.grid.q_len] for x in (out, lse))
     return (out, lse), (q, k, v, bias, floats, mods, walk, out, lse)
 
 
-def _backward(precision, compute_dtype, residuals, cotangents):
-    return _first_order(functools.partial(_gradients, precision, compute_dtype))(
-        residuals, cotangents
-    )
+def _backward(precision, residuals, cotangents):
+    return _first_order(functools.partial(_gradients, precision))(residuals, cotangents)
 
 
-def _gradients(precision, compute_dtype, residuals, cotangents):
+def _gradients(precision, residuals, cotangents):
     q, k, v, bias, floats, mods, walk, out, lse = residuals
     dout, dlse = cotangents
     # Rows without a visible key pass nothing on, whatever their query and cotangents hold.
@@ -106,10 +100,10 @@ def _gradients(precision, compute_dtype, residuals, cotangents):
     dout, clean_q = (jnp.where(empty[..., None], 0, x) for x in (dout, q))
     delta = jnp.where(empty, 0, (out * dout).sum(-1) - dlse)
 
-    q_tiles, k_tiles, v_tiles, padded_bias = _pad(clean_q, k, v, bias, compute_dtype, walk)
+    q_tiles, k_tiles, v_tiles, padded_bias = _pad(clean_q, k, v, bias, walk)
     dout, lse, delta = (_pad_queries(x, k.shape[1], walk) for x in (dout, lse, delta))
     mods = _fill(mods, padded_bias, floats, walk)
-    dout = dout.astype(compute_dtype)
+    dout = dout.astype(q.dtype)
     dq, totals = backward(q_tiles, k_tiles, v_tiles, dout, lse, delta, mods, walk, precision)
 
     dq = _join_heads(dq)[:, :, : q.shape[2]].astype(q.dtype)
@@ -146,14 +140,14 @@ def _fill(mods: Mods, bias, floats, walk: Walk) -> Mods:
     return dataclasses.replace(mods, mask=mask, bias=bias, score_mod=score_mod)
 
 
-def _pad(q, k, v, bias, dtype, walk: Walk):
+def _pad(q, k, v, bias, walk: Walk):
     grid = walk.grid
     more_q, more_kv = -grid.q_len % grid.block_q, -grid.kv_len % grid.block_kv
-    k, v = (_pad_axis(x.astype(dtype), 2, more_kv) for x in (k, v))
+    k, v = (_pad_axis(x, 2, more_kv) for x in (k, v))
     if bias is not None:
         bias = _pad_axis(bias, 2, more_q if bias.shape[2] > 1 else 0)
         bias = _pad_axis(bias, 3, more_kv if bias.shape[3] > 1 else 0)
-    return _pad_queries(q.astype(dtype), k.shape[1], walk), k, v, bias
+    return _pad_queries(q, k.shape[1], walk), k, v, bias
 
 
 def _pad_queries(x, kv_heads: int, walk: Walk):

@@ -41,8 +41,7 @@ class Walk:
     row_q: Any  # int32 [rows], query tile
     row_start: Any  # int32 [rows], first chunk
     row_stop: Any  # int32 [rows], one past the last chunk
-    tiles: Any  # int32 [chunks, n], key tiles; past num_tiles they repeat tile 0
-    num_tiles: Any  # int32 [chunks], how many of them count
+    tiles: Any  # int32 [chunks, n], key tiles; a chunk of fewer is filled with num_kv, past the end
     whole: Any  # bool [chunks], no mask needed
     grid: TileGrid = dataclasses.field(metadata={"static": True})
     num_b: int = dataclasses.field(metadata={"static": True})  # batch entries in a group
@@ -109,7 +108,7 @@ def _lay_out(states: TileStates, grid: TileGrid, n: int, group: int, kv_heads: i
     first = xp.arange(per_row) * n
     num_tiles = xp.clip(live[..., None] - first, 0, n)
     tiles = order.reshape(masks_b, masks_h, num_q, per_row, n)
-    tiles = xp.where(xp.arange(n) < num_tiles[..., None], tiles, 0)
+    tiles = xp.where(xp.arange(n) < num_tiles[..., None], tiles, num_kv)
     is_whole = (first + n <= whole[..., None]) & (num_tiles == n)
 
     num_b = 1 if masks_b > 1 else grid.batch
@@ -135,7 +134,6 @@ def _lay_out(states: TileStates, grid: TileGrid, n: int, group: int, kv_heads: i
         row_start=start[mask_row].astype(np.int32),
         row_stop=(start + chunks)[mask_row].astype(np.int32),
         tiles=tiles.astype(np.int32),
-        num_tiles=num_tiles.astype(np.int32),
         whole=is_whole,
         grid=grid,
         num_b=num_b,
