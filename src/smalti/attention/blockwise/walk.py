@@ -24,11 +24,12 @@ from smalti.masks.mask_mod import TileStates
 from smalti.masks.tiles import TileGrid
 
 KV_TILE = 128  # keys; the grain at which dead keys are left out
-SHORT_ROW = 1280  # keys; rows that see no more are one product each
-SHORT_BLOCK_Q = 128
-LONG_BLOCK_Q, LONG_CHUNK = 512, 512
+# Queries of a row, and how fast products of that height are, against those of 256.
+RATES = {128: 0.87, 256: 1.0, 512: 1.08}
 UNKNOWN_BLOCK_Q = 256  # a traced mask: its rows may turn out short or long
-SCORES_BYTES = 8 << 20  # scores of one step that the caches of a CPU still hold
+CHUNK = 512  # keys of a chunk in long rows
+SHORT_ROW = 256 * 768  # pairs; a row that sees no more is one chunk, without an online softmax
+SCORES_BYTES = 4 << 20  # scores of one step that the caches of a CPU still hold
 
 
 @jax.tree_util.register_dataclass
@@ -81,18 +82,28 @@ def plan(
         grid, states = states_at(block_sizes.block_q, tile)
         chunk = block_sizes.block_kv
     else:
-        grid, states = states_at(SHORT_BLOCK_Q, KV_TILE)
-        if not isinstance(states.some, np.ndarray):
-            grid, states = states_at(UNKNOWN_BLOCK_Q, KV_TILE)
-            chunk = LONG_CHUNK
-        else:
-            longest = int(states.some.sum(-1).max()) * grid.block_kv
-            chunk = longest
-            if longest > SHORT_ROW:
-                grid, states = states_at(LONG_BLOCK_Q, KV_TILE)
-                chunk = LONG_CHUNK
+        grid, states = states_at(UNKNOWN_BLOCK_Q, KV_TILE)
+        chunk = CHUNK
+        if isinstance(states.some, np.ndarray):
+            choices = [states_at(block_q, KV_TILE) for block_q in RATES]
+            grid, states = min(choices, key=lambda choice: _cost(*choice))
+            chunk = _chunk(grid, states)
     n = min(max(chunk // grid.block_kv, 1), grid.num_kv)
     return _lay_out(states, grid, n, heads // kv_heads, kv_heads)
+
+
+def _chunk(grid: TileGrid, states: TileStates) -> int:
+    """Keys of a chunk: the longest row in one, if that is not too much."""
+    longest = int(states.some.sum(-1).max()) * grid.block_kv
+    return longest if grid.block_q * longest <= SHORT_ROW else CHUNK
+
+
+def _cost(grid: TileGrid, states: TileStates) -> float:
+    """Relative time of a walk: the pairs that it computes over the rate at this tile height."""
+    n = max(_chunk(grid, states) // grid.block_kv, 1)
+    chunks = -(-states.some.sum(-1) // n)
+    rate = RATES.get(grid.block_q, min(RATES.values()))
+    return chunks.mean() * grid.num_q * grid.block_q * n * grid.block_kv / rate
 
 
 def _lay_out(states: TileStates, grid: TileGrid, n: int, group: int, kv_heads: int) -> Walk:
