@@ -32,14 +32,14 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
     Args:
       q, k, v, mods, walk: as for `forward`.
       dout: cotangent of out, ``[B, Hkv, G, Sq, Dv]``.
-      lse: ``[B, Hkv, G, Sq]``; −inf in rows that see no key, whose q, dout and delta must be 0.
+      lse: ``[B, Hkv, G, Sq]``; −inf in rows that see no key. They pass nothing on, whatever their
+        q, dout and delta hold.
       delta: ``rowsum(out · dout) − dlse``, ``[B, Hkv, G, Sq]``.
 
     Returns:
       ``dq`` like q, and the `Totals`.
     """
     group, block_q = q.shape[2], walk.grid.block_q
-    lse = jnp.where(lse == -jnp.inf, 0, lse)  # exp(−inf − 0) = 0
     floats = [] if mods.score_mod is None else mods.score_mod.floating
     zero = vary_like(
         Totals(
@@ -52,11 +52,17 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
     )
     # Kept as [D, rows]: with keys first, that product too reads its left operand by rows.
     no_dq = vary_like(jnp.zeros((walk.num_b, walk.num_h, q.shape[4], group * block_q)), q)
-    k_by_column = k.swapaxes(2, 3)  # [B, Hkv, D, Sk]
 
     def row(totals, r):
-        q_tile, do_tile = (steps.take_queries(x, walk, r) for x in (q, dout))
-        lse_tile, delta_tile = (steps.take_queries(x, walk, r)[..., None, :] for x in (lse, delta))
+        q_tile, do_tile, lse_tile, delta_tile = (
+            steps.take_queries(x, walk, r) for x in (q, dout, lse, delta)
+        )
+        empty = lse_tile == -jnp.inf
+        q_tile, do_tile = (jnp.where(empty[..., None], 0, x) for x in (q_tile, do_tile))
+        # Rows are along the lanes here; exp(−inf − 0) = 0.
+        lse_tile, delta_tile = (
+            jnp.where(empty, 0, x)[..., None, :] for x in (lse_tile, delta_tile)
+        )
 
         def chunk(c, carry):
             dq, totals = carry
@@ -86,8 +92,7 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
             (dproducts,) = pull(dscores)
             dproducts = jnp.where(hidden, 0, dproducts).astype(k.dtype)
             dk = steps.product(dproducts, q_tile, 3, 2, precision)
-            columns = steps.take_keys(k_by_column, walk, r, c, axis=3)
-            columns = steps.keep_seen(columns, seen, axis=3)
+            columns = steps.keep_seen(keys, seen).swapaxes(2, 3)  # [num_b, num_h, D, keys]
             dq = dq + steps.product(columns, dproducts, 3, 2, precision)
             totals = Totals(
                 steps.add_keys(totals.dk, steps.keep_seen(dk, seen), walk, r, c),

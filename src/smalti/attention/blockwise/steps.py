@@ -36,21 +36,19 @@ def take_queries(array, walk: Walk, row):
     return tile.reshape(walk.num_b, walk.num_h, group * block_q, *array.shape[4:])
 
 
-def take_keys(array, walk: Walk, row, chunk, *, axis: int = 2):
-    """The chunk's keys of ``[B, Hkv, Sk, D]``: ``[num_b, num_h, n * block_kv, D]``; with
-    ``axis=3`` of ``[B, Hkv, D, Sk]``: ``[num_b, num_h, D, n * block_kv]``.
+def take_keys(array, walk: Walk, row, chunk):
+    """The chunk's keys of ``[B, Hkv, Sk, D]``: ``[num_b, num_h, n * block_kv, D]``.
 
     A tile past the end is cut back to the last one, as slices are; `hide` hides it.
     """
     block_kv = walk.grid.block_kv
-    sizes = [walk.num_b, walk.num_h, *array.shape[2:]]
-    sizes[axis] = block_kv
-    start = [*_group_start(walk, row, array), 0, 0]
-    parts = []
-    for i in range(walk.chunk_tiles):
-        start[axis] = walk.tiles[chunk, i] * block_kv
-        parts.append(lax.dynamic_slice(array, start, sizes))
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
+    sizes = (walk.num_b, walk.num_h, block_kv, array.shape[3])
+    start = _group_start(walk, row, array)
+    parts = [
+        lax.dynamic_slice(array, (*start, walk.tiles[chunk, i] * block_kv, 0), sizes)
+        for i in range(walk.chunk_tiles)
+    ]
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
 
 
 def add_keys(total, update, walk: Walk, row, chunk):
@@ -158,10 +156,9 @@ def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex, *, keys_first:
     return lax.cond(walk.whole[chunk], whole, cut, scores)
 
 
-def keep_seen(array, seen, *, axis: int = 2):
-    """``array [num_b, num_h, keys, D]`` (``axis=3``: ``[…, D, keys]``) with keys that nobody sees
-    at 0, even if they are NaN."""
-    return array if seen is None else jnp.where(jnp.expand_dims(seen, 5 - axis), array, 0)
+def keep_seen(array, seen):
+    """``array [num_b, num_h, keys, D]`` with keys that nobody sees at 0, even if they are NaN."""
+    return array if seen is None else jnp.where(seen[..., None], array, 0)
 
 
 def _covers(walk: Walk, kv_heads: int) -> tuple[bool, bool]:

@@ -95,12 +95,9 @@ def _backward(precision, residuals, cotangents):
 def _gradients(precision, residuals, cotangents):
     q, k, v, bias, floats, mods, walk, out, lse = residuals
     dout, dlse = cotangents
-    # Rows without a visible key pass nothing on, whatever their query and cotangents hold.
-    empty = lse == -jnp.inf
-    dout, clean_q = (jnp.where(empty[..., None], 0, x) for x in (dout, q))
-    delta = jnp.where(empty, 0, (out * dout).sum(-1) - dlse)
+    delta = (out * dout).sum(-1) - dlse
 
-    q_tiles, k_tiles, v_tiles, padded_bias = _pad(clean_q, k, v, bias, walk)
+    q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)
     dout, lse, delta = (_pad_queries(x, k.shape[1], walk) for x in (dout, lse, delta))
     mods = _fill(mods, padded_bias, floats, walk)
     dout = dout.astype(q.dtype)
