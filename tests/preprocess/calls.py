@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from smalti.preprocess import qk_norm_rope, vjp
 from smalti.preprocess.tpu.tiles import Config
@@ -20,35 +21,39 @@ def arrays(case: Case):
     return tuple(getattr(case, name) for name in NAMES)
 
 
-def with_gradients(call, case: Case):
-    """``call(*arrays, positions)`` and its gradients, under jit: outputs, gradients."""
-
-    def run(primals, positions, cotangents):
-        outputs, vjp = jax.vjp(lambda *xs: call(*xs, positions), *primals)
-        return outputs, vjp(cotangents)
-
-    return jax.jit(run)(arrays(case), case.positions, case.cotangents)
-
-
-def public(implementation: str, case: Case):
-    """The public function in the form that `with_gradients` takes."""
-    step = IMPLEMENTATIONS[implementation]
-
-    def call(q, k, v, q_scale, k_scale, positions):
-        scales = {"q_scale": q_scale, "k_scale": k_scale}
-        return step(q, k, v, **scales, positions=positions, **case.options)
-
-    return call
+@functools.cache
+def public(implementation: str, **options):
+    """The public function with its arrays in order, ``(q, k, v, q_scale, k_scale, positions)``."""
+    step = functools.partial(IMPLEMENTATIONS[implementation], **options)
+    return lambda q, k, v, q_scale, k_scale, positions: step(
+        q, k, v, q_scale=q_scale, k_scale=k_scale, positions=positions
+    )
 
 
-def kernels(case: Case, *, block_s: int | None = None, interpret=True):
-    """The kernels with a tile size of the test's choosing, in the same form."""
-    config = Config(norm_eps=case.norm_eps, interpret=interpret, block_s=block_s)
+@functools.cache
+def kernels(*, block_s: int | None = None, interpret=True):
+    """The kernels with a tile size of the test's choosing, called as `public`."""
+    config = Config(norm_eps=1e-6, interpret=interpret, block_s=block_s)
 
     def call(*xs):
         *xs, positions = xs
         if positions is None:
-            positions = jnp.arange(case.q.shape[1])
-        return vjp.qk_norm_rope(*xs, positions, rope_theta=case.rope_theta, config=config)
+            positions = jnp.arange(xs[0].shape[1])
+        return vjp.qk_norm_rope(*xs, positions, rope_theta=10_000.0, config=config)
 
     return call
+
+
+def with_gradients(call, case: Case):
+    """Outputs and gradients, as NumPy arrays that may be written to."""
+    results = differentiated(call)(arrays(case), case.positions, case.cotangents)
+    return jax.tree.map(np.array, results)
+
+
+@functools.cache  # one compilation for a function and shapes, however often a test calls it
+def differentiated(call):
+    def run(primals, positions, cotangents):
+        outputs, vjp = jax.vjp(lambda *xs: call(*xs, positions), *primals)
+        return outputs, vjp(cotangents)
+
+    return jax.jit(run)

@@ -41,7 +41,18 @@ class Case:
 
 
 def draw(
-    B=2, S=9, Hq=4, Hkv=2, D=8, Dv=6, *, dtype="float32", scales=True, positions=None, seed=0
+    B=2,
+    S=9,
+    Hq=4,
+    Hkv=2,
+    D=8,
+    Dv=6,
+    *,
+    dtype="float32",
+    scales=True,
+    positions=None,
+    seed=0,
+    **options,
 ) -> Case:
     rng = np.random.default_rng(seed)
     dtype = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
@@ -60,6 +71,7 @@ def draw(
         k_scale=scale(),
         positions=positions,
         cotangents=(normal(B, Hq, S, D), normal(B, Hkv, S, D), normal(B, Hkv, S, Dv)),
+        **options,
     )
 
 

@@ -27,7 +27,7 @@ CASES = {
 
 
 def assert_within_budget(implementation, case):
-    outputs, grads = calls.with_gradients(calls.public(implementation, case), case)
+    outputs, grads = calls.with_gradients(calls.public(implementation, **case.options), case)
     found = oracle.excesses(case, outputs, grads)
     assert max(found.values()) <= 1, found
 
@@ -52,6 +52,8 @@ def test_any_shape_is_within_the_budget(implementation):
                 "Dv": st.integers(1, 40),
                 "dtype": st.sampled_from(["float32", "bfloat16"]),
                 "scales": st.booleans(),
+                "norm_eps": st.sampled_from([1e-6, 1e-2]),
+                "rope_theta": st.sampled_from([100.0, 1e6]),
                 "seed": st.integers(0, 99),
             }
         ),
@@ -78,13 +80,17 @@ def test_position_zero_does_not_turn(implementation):
 @pytest.mark.parametrize("implementation", calls.IMPLEMENTATIONS)
 def test_scales_are_read_and_differentiated_in_their_own_dtype(implementation):
     case = oracle.draw()
-    q_scale = jnp.asarray(case.q_scale, jnp.bfloat16)
+    narrow = case.q_scale.astype(jnp.bfloat16)
 
-    def loss(q_scale):
-        q, *_ = calls.IMPLEMENTATIONS[implementation](case.q, case.k, case.v, q_scale=q_scale)
-        return jnp.sum(q * case.cotangents[0])
+    @jax.jit
+    def gradients(narrow):
+        def loss(q_scale):
+            q, *_ = calls.IMPLEMENTATIONS[implementation](case.q, case.k, case.v, q_scale=q_scale)
+            return jnp.sum(q * case.cotangents[0])
 
-    low, high = jax.grad(loss)(q_scale), jax.grad(loss)(q_scale.astype(jnp.float32))
+        return jax.grad(loss)(narrow), jax.grad(loss)(narrow.astype(jnp.float32))
+
+    low, high = gradients(narrow)
     assert low.dtype == jnp.bfloat16
     # Summed in float32, rounded once.
     np.testing.assert_array_equal(low, high.astype(jnp.bfloat16))
