@@ -6,6 +6,7 @@ Nothing falls back: what cannot run here is a UserError before the run starts.
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ def _kernel(config: AttentionConfig, platform: str, S: int) -> tuple[Kernel, str
     if config.impl == "xla":
         return functools.partial(masked_softmax, mask=mask), "masked softmax over all S × S scores"
     if config.impl in ("ours", "streaming", "flex"):
-        return functools.partial(smalti.attention, mask=mask, layout="BHSD"), None
+        return cast(Kernel, functools.partial(smalti.attention, mask=mask, layout="BHSD")), None
     if platform != "tpu":
         raise UserError(
             f"attention.impl: got {config.impl!r}, a kernel of jax for TPUs, on platform "

@@ -251,13 +251,20 @@ def suggest(got: str, allowed: Iterable[str]) -> str:
 
 
 def _suggest_path(path: str) -> str:
+    """What was meant by an unknown dotted path, or what there is where it points to."""
     section, _, key = path.rpartition(".")
-    siblings = [p for p in all_paths() if p.rpartition(".")[0] == section]
+    siblings = {p.rpartition(".")[2]: p for p in all_paths() if p.rpartition(".")[0] == section}
     # The same key in another section is a likelier slip than a similar word.
     elsewhere = [p for p in all_paths() if p.rpartition(".")[2] == key]
-    hint = f"did you mean {elsewhere[0]!r}?" if elsewhere else suggest(path, siblings)
-    hint = hint or suggest(path, [*all_paths(), *Config.model_fields])
-    return hint or "allowed are " + ", ".join(siblings or Config.model_fields)
+    if elsewhere:
+        return f"did you mean {elsewhere[0]!r}?"
+    if near := difflib.get_close_matches(key, siblings, n=1):
+        return f"did you mean {siblings[near[0]]!r}?"
+    if siblings:
+        return "allowed are " + ", ".join(siblings.values())
+    return suggest(path, [*all_paths(), *Config.model_fields]) or (
+        "allowed are the sections " + ", ".join(Config.model_fields)
+    )
 
 
 def _explain(error: Any) -> str:

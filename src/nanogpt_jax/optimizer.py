@@ -1,5 +1,7 @@
 """AdamW or Muon, with clipping and a learning rate that warms up and decays."""
 
+from typing import cast
+
 import jax
 import optax
 import optax.contrib
@@ -46,7 +48,7 @@ def make_optimizer(config: OptimizerConfig, num_iterations: int) -> optax.Gradie
             adam_learning_rate=times_schedule(config.learning_rate),
             muon_weight_dimension_numbers=lambda params: jax.tree.map(
                 lambda is_matrix: optax.contrib.MuonDimensionNumbers(0, 1) if is_matrix else None,
-                block_matrices(params),
+                block_matrices(cast(Params, params)),
             ),
         )
     else:

@@ -1,7 +1,7 @@
 """One training step: mean loss and gradient over all tokens of the batch, then the update."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -66,7 +66,10 @@ def make_train_step(
     mesh: Mesh,
     check_vma: bool = True,
 ) -> Callable:
-    """(state, inputs, targets) -> (state, loss, gradient norm before clipping), compiled.
+    """(state, inputs, targets) -> (state, measures), compiled.
+
+    measures, float32 scalars by name: `train_loss`, the mean of the batch; `grad_norm`, before
+    clipping; `param_norm`, after the update.
 
     The state that goes in is used up.
     """
@@ -76,6 +79,11 @@ def make_train_step(
         loss, grad = loss_and_grad(state.params, inputs, targets)
         updates, optimizer_state = optimizer.update(grad, state.optimizer, state.params)
         params = optax.apply_updates(state.params, updates)
-        return State(state.step + 1, params, optimizer_state), loss, optax.tree.norm(grad)
+        measures = {
+            "train_loss": loss,
+            "grad_norm": optax.tree.norm(grad),
+            "param_norm": optax.tree.norm(params),
+        }
+        return State(state.step + 1, cast(Params, params), optimizer_state), measures
 
     return jax.jit(step, donate_argnums=0)

@@ -9,12 +9,13 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from nanogpt_jax import sharding
@@ -119,8 +120,9 @@ def describe(setup: Setup, parameters: int) -> list[str]:
         f"model: {model.num_layers} layers, dim {model.dim}, {model.num_heads} heads "
         f"({model.kv_heads} of keys), {parameters:,} parameters, {training.dtype}",
         *setup.choice.description,
-        f"optimizer: {optimizer.name}, {optimizer.schedule}; {training.num_iterations} steps of "
-        f"{training.batch_size} × {training.seq_len} tokens, accumulating {training.grad_accumulation}",
+        f"optimizer: {optimizer.name}, {optimizer.schedule}",
+        f"steps: {training.num_iterations} of {training.batch_size} × {training.seq_len} tokens, "
+        f"in {training.grad_accumulation} part(s)",
         f"devices: {jax.device_count()} × {device.device_kind} ({mfu})",
     ]
 
@@ -209,22 +211,23 @@ class Loop:
         try:
             for step in range(int(state.step) + 1, total + 1):
                 start = time.perf_counter()
-                state, loss, norm = self.train_step(state, *batch)
+                state, measures = self.train_step(state, *batch)
                 if step < total:
                     batch = self.load_batch(step)  # while the devices work
-                loss, norm = float(loss), float(norm)
+                measures = {name: float(value) for name, value in measures.items()}
                 seconds = time.perf_counter() - start
                 self.seconds += seconds
-                self.check_finite(step, loss, norm)
+                self.check_finite(step, measures)
 
                 last = step == total
                 val_loss = None
                 if last or step % training.eval_every == 0:
                     windows = None if last else training.eval_windows
                     val_loss = self.evaluate(state.params, windows, signals.stop)
-                self.log(step, loss, norm, val_loss, seconds, display)
+                    self.check_finite(step, {"val_loss": val_loss or 0.0})
+                self.log(step, measures, val_loss, seconds, display)
                 if last or step % self.config.checkpoint.every == 0 or signals.stop():
-                    self.save(state, loss, val_loss)
+                    self.save(state, measures, val_loss)
                 if signals.stop() and not last:
                     return self.interrupted(step, signals, display)
                 every = self.config.sampling.every
@@ -248,16 +251,17 @@ class Loop:
             for x in self.setup.batches.batch(index)
         )
 
-    def check_finite(self, step: int, loss: float, norm: float) -> None:
-        if math.isfinite(loss) and math.isfinite(norm):
+    def check_finite(self, step: int, values: Mapping[str, float]) -> None:
+        """Losses by name, and the norms of what would spoil the next one."""
+        wrong = [f"{k} is {v}" for k, v in values.items() if not math.isfinite(v)]
+        if not wrong:
             return
-        what = f"loss is {loss}" if not math.isfinite(loss) else f"gradient's norm is {norm}"
         rows = self.setup.batches.positions(step - 1)
         saved = self.checkpoints.steps()
         good = self.checkpoints.path(saved[-1]) if saved else "none was saved yet"
         more = f" and {len(rows) - 1} more rows" if len(rows) > 1 else ""
         raise NotFinite(
-            f"stopped: the {what} at step {step}; its batch: {rows[0]}{more} of seed "
+            f"stopped at step {step}: {', '.join(wrong)}; its batch: {rows[0]}{more} of seed "
             f"{self.config.run.seed}; last good checkpoint: {good}. Lower the learning rates or "
             "clip_norm, or look at that text"
         )
@@ -265,8 +269,7 @@ class Loop:
     def log(
         self,
         step: int,
-        loss: float,
-        norm: float,
+        measures: Mapping[str, float],
         val_loss: float | None,
         seconds: float,
         display: Display,
@@ -276,10 +279,9 @@ class Loop:
         used = rate * self.flops_per_token / jax.device_count()
         record = {
             "step": step,
-            "train_loss": loss,
+            **measures,
             "val_loss": val_loss,
-            "grad_norm": norm,
-            "rate_factor": float(self.schedule(step - 1)),
+            "rate_factor": float(np.asarray(self.schedule(step - 1))),
             "tokens": step * training.batch_size * training.seq_len,
             "tokens_per_s": rate,
             "time_s": self.seconds,
@@ -287,13 +289,11 @@ class Loop:
         }
         for sink in self.sinks:
             sink.log(record)
-        display.step(step, loss, val_loss, rate)
+        display.step(step, measures["train_loss"], val_loss, rate)
 
-    def save(self, state: State, loss: float, val_loss: float | None) -> None:
-        measured: dict[str, Any] = {"train_loss": loss, "val_loss": val_loss}
-        self.checkpoints.save(
-            state, make_meta(self.config, self.setup.dataset, time_s=self.seconds, **measured)
-        )
+    def save(self, state: State, measures: Mapping[str, float], val_loss: float | None) -> None:
+        measured: dict[str, Any] = {**measures, "val_loss": val_loss, "time_s": self.seconds}
+        self.checkpoints.save(state, make_meta(self.config, self.setup.dataset, **measured))
 
     def sample(self, state: State, step: int, display: Display) -> None:
         options = self.config.sampling

@@ -1,0 +1,288 @@
+"""Whole runs: what they leave, how they end, and that a killed one goes on bit by bit."""
+
+import json
+import math
+import os
+import random
+import signal
+import time
+
+import pytest
+import yaml
+
+from nanogpt_jax import train
+from nanogpt_jax.config import UserError, load_config
+from nanogpt_jax.metrics import read_records
+from nanogpt_jax.run_folder import latest_run, new_run
+
+from .conftest import SMOKE, arguments, start, tiny_config
+
+KEYS = {"step", "train_loss", "val_loss", "tokens_per_s", "time_s", "mfu", "grad_norm", "tokens"}
+
+
+def losses(folder):
+    return [
+        (r["step"], r["train_loss"], r["val_loss"]) for r in read_records(folder / "metrics.jsonl")
+    ]
+
+
+def test_a_run_is_a_folder(tmp_path, run_train):
+    code, out, err = run_train()
+    assert (code, err) == (0, "")
+    run = tmp_path / "runs" / "smoke"
+    assert {p.name for p in run.iterdir()} == {
+        *("config.yaml", "metrics.jsonl", "loss.png", "sample.txt", "checkpoints")
+    }
+    assert yaml.safe_load((run / "config.yaml").read_text()) == tiny_config().model_dump()
+    records = list(read_records(run / "metrics.jsonl"))
+    assert [r["step"] for r in records] == [1, 2, 3, 4, 5, 6]
+    assert all(r.keys() >= KEYS for r in records)
+    assert [r["val_loss"] is not None for r in records] == [False, True] * 3
+    assert {r["mfu"] for r in records} == {None}
+    assert records[-1]["train_loss"] < records[0]["train_loss"]
+    assert records[-1]["tokens"] == 6 * 4 * 16
+    lines = out.splitlines()
+    assert lines[0] == "run: runs/smoke"
+    assert lines[3] == "attention.impl=xla: masked softmax over all S × S scores"
+    assert "step 6/6  loss " in out
+    assert "--- text written at step 6 ---" in out
+    assert lines[-1].startswith("done: runs/smoke, validation loss ")
+
+
+def test_runs_do_not_overwrite_each_other(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config()
+    with pytest.raises(UserError, match=r"--resume: no run runs/smoke to go on with; leave --re"):
+        latest_run(config)
+    assert [str(new_run(config)) for _ in range(3)] == [
+        *("runs/smoke", "runs/smoke-2", "runs/smoke-3")
+    ]
+    new_run(tiny_config("run.name=smoke-x"))
+    assert str(latest_run(config)) == "runs/smoke-3"
+    assert str(latest_run(tiny_config("run.name=smoke-2"))) == "runs/smoke-2"
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, run_train):
+    (tmp_path / "taken").write_text("a file")
+    code, out, err = run_train("run.dir=taken")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: run.dir: cannot make the folder taken/smoke: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("data.corpus=smaple", "error: data: corpus: got 'smaple', which is no file or folder"),
+        ("data.corpus=smaple", "Did you mean 'sample'?"),
+        ("training.seq_len=2000", "error: training.seq_len: got 2000, but the validation set has"),
+        ("training.seq_len=20000", "error: data: seq_len: got 20000, but the training set has"),
+        ("attention.impl=splash", "error: attention.impl: got 'splash', a kernel of jax for TPUs"),
+        ("sampling.prompt=☃", "error: sampling.prompt: text: has '☃'"),
+        ("attention.mask=full()", "error: attention.mask: in 'full()' query 0 sees key 1"),
+    ],
+)
+def test_what_cannot_work_is_one_line_before_anything_is_made(tmp_path, run_train, override, text):
+    code, out, err = run_train(override)
+    assert (code, out) == (2, "")
+    assert text in err
+    assert err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("wrong", ["train_loss", "grad_norm", "param_norm", "val_loss"])
+def test_anything_that_is_no_number_stops_the_run(tmp_path, run_train, monkeypatch, wrong):
+    """At step 4, after the checkpoint of step 2, by way of the compiled functions."""
+    if wrong == "val_loss":
+        answers = iter([1.0, math.nan])
+        monkeypatch.setattr(train, "make_evaluate", lambda *args: lambda *_: next(answers))
+    else:
+        make = train.make_train_step
+
+        def spoiled(*args):
+            step = make(*args)
+
+            def run(state, *batch):
+                number = int(state.step) + 1
+                state, measures = step(state, *batch)
+                return state, measures | ({wrong: math.inf} if number == 4 else {})
+
+            return run
+
+        monkeypatch.setattr(train, "make_train_step", spoiled)
+    code, out, err = run_train()
+    assert (code, err) == (1, "")
+    value = "nan" if wrong == "val_loss" else "inf"
+    assert out.splitlines()[-1].startswith(f"stopped at step 4: {wrong} is {value}; its batch: ")
+    folder = tmp_path / "runs" / "smoke"
+    assert out.splitlines()[-1].count(f"last good checkpoint: {folder / 'checkpoints' / '2'}. ")
+    assert [p.name for p in (folder / "checkpoints").iterdir()] == ["2"]
+    assert [step for step, _, _ in losses(folder)] == [1, 2, 3]
+
+
+def test_a_loss_that_is_no_number_stops_the_run(tmp_path, run_train):
+    code, out, err = run_train(
+        "optimizer.learning_rate=1e38",
+        "optimizer.schedule=wsd",
+        "optimizer.warmup_fraction=1.0",
+        "optimizer.decay_fraction=0.0",
+        "training.eval_every=1",
+        "checkpoint.every=1",
+    )
+    assert (code, err) == (1, "")
+    stop = out.splitlines()[-1]
+    saved = sorted(int(p.name) for p in (tmp_path / "runs/smoke").glob("checkpoints/*"))
+    step = len(losses(tmp_path / "runs" / "smoke")) + 1
+    assert stop.startswith(f"stopped at step {step}: ")
+    assert " is nan" in stop or " is inf" in stop
+    assert "; its batch: epoch 0, window " in stop
+    assert "(sample + " in stop
+    assert " and 3 more rows of seed 0; last good checkpoint: " in stop
+    assert (f"runs/smoke/checkpoints/{saved[-1]}" if saved else "none was saved yet") in stop
+    text = (tmp_path / "runs/smoke/metrics.jsonl").read_text()
+    assert "NaN" not in text
+    assert "Infinity" not in text
+
+
+@pytest.mark.slow
+def test_resume_goes_on_as_if_nothing_had_happened(tmp_path, run_train):
+    assert run_train("run.name=whole")[0] == 0
+    whole = losses(tmp_path / "runs" / "whole")
+    assert run_train("run.name=parts", "training.num_iterations=6")[0] == 0
+    folder = tmp_path / "runs" / "parts"
+    assert losses(folder) == whole
+    # As if killed before checkpoint 6 was whole, in the middle of a record.
+    (folder / "checkpoints" / "6").rename(tmp_path / "lost")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "tra')
+    code, out, err = run_train("run.name=parts", flags=("--resume",))
+    assert code == 0, err
+    assert out.startswith("run: runs/parts, resumed after step 4\n")
+    assert losses(folder) == whole
+    code, out, err = run_train("run.name=parts", flags=("--resume",))
+    assert code == 0
+    assert out == (
+        "runs/parts is complete: 6 of 6 steps; set training.num_iterations higher to go on\n"
+    )
+    code, out, err = run_train("run.name=parts", "training.num_iterations=8", flags=("--resume",))
+    assert code == 0
+    assert "training.num_iterations: 6 until step 6, 8 from now on" in out
+    assert [step for step, _, _ in losses(folder)] == [1, 2, 3, 4, 5, 6, 7, 8]
+    code, out, err = run_train("run.name=parts", "model.dim=32", flags=("--resume",))
+    assert (code, out) == (2, "")
+    assert "does not fit: model.dim is 16 there and 32 in the config" in err
+
+
+LONG = ("training.num_iterations=60", "training.eval_every=5", "checkpoint.every=5")
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """Compiled programs shared by the processes of a test, which are otherwise all compilation."""
+    return {
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+
+def kill_when(process, condition, delay=0.0, timeout=120):
+    """SIGKILL once `condition()` holds; False when the process ended before."""
+    end = time.monotonic() + timeout
+    while not condition():
+        if process.poll() is not None:
+            return False
+        assert time.monotonic() < end, "the run did not get that far"
+    time.sleep(delay)
+    process.kill()
+    process.communicate()
+    return True
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment_loses_nothing(tmp_path, cached):
+    """Among them one before the first checkpoint, and some in the middle of writing one."""
+    whole = start("train", arguments(*LONG, "run.name=whole"), tmp_path, **cached)
+    _, err = whole.communicate(timeout=200)
+    assert whole.returncode == 0, err
+
+    folder = tmp_path / "runs" / "killed"
+    metrics, checkpoints = folder / "metrics.jsonl", folder / "checkpoints"
+    moments = random.Random(0)
+
+    def steps_done(count):
+        return lambda: metrics.exists() and metrics.read_bytes().count(b"\n") >= count
+
+    def is_saving():
+        return any(".orbax-checkpoint-tmp" in p.name for p in checkpoints.glob("*"))
+
+    kills, in_saves = 0, 0
+    for condition in [steps_done(1), is_saving, steps_done(21), is_saving, steps_done(44)]:
+        flags = ["--resume"] if folder.exists() else []
+        process = start("train", [*arguments(*LONG, "run.name=killed"), *flags], tmp_path, **cached)
+        delay = 0.0 if condition is is_saving else moments.random() * 0.05
+        kills += kill_when(process, condition, delay)
+        in_saves += is_saving()
+    assert kills >= 4
+    assert in_saves >= 1
+
+    last = start("train", [*arguments(*LONG, "run.name=killed"), "--resume"], tmp_path, **cached)
+    _, err = last.communicate(timeout=200)
+    assert last.returncode == 0, err
+    assert losses(folder) == losses(tmp_path / "runs" / "whole")
+    assert not is_saving()
+    sample, whole_sample = (tmp_path / "runs" / n / "sample.txt" for n in ("killed", "whole"))
+    assert sample.read_text() == whole_sample.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
+)
+def test_a_signal_saves_and_stops(tmp_path, cached, number, code, name):
+    many = ("training.num_iterations=100000", "training.eval_every=50000", "checkpoint.every=50000")
+    process = start("train", arguments(*many), tmp_path, **cached)
+    metrics = tmp_path / "runs" / "smoke" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (code, "")
+    (checkpoint,) = (tmp_path / "runs" / "smoke" / "checkpoints").iterdir()
+    assert out.splitlines()[-1] == (
+        f"stopped by {name}: step {checkpoint.name} is saved in "
+        f"{checkpoint}; the same command with --resume goes on from there"
+    )
+    assert json.loads(metrics.read_text().splitlines()[-1])["step"] == int(checkpoint.name)
+
+
+@pytest.mark.slow
+def test_the_articles_command(tmp_path):
+    """Verbatim, but for where it is run."""
+    command = (
+        f"--config {SMOKE} --override attention.impl=ours --override attention.preprocess=pallas "
+        "--override training.num_iterations=3"
+    )
+    process = start("train", command.split(), tmp_path)
+    out, err = process.communicate(timeout=200)
+    assert (process.returncode, err) == (0, "")
+    assert "attention.impl=ours: smalti.attention, blockwise on cpu" in out
+    assert "attention.preprocess=pallas: smalti's Pallas kernels" in out
+    assert [step for step, _, _ in losses(tmp_path / "runs" / "smoke")] == [1, 2, 3]
+
+
+@pytest.mark.slow
+def test_ours_and_xla_learn_alike(tmp_path, run_train):
+    """The smoke model, each implementation from the same start on the same batches."""
+    curves = {}
+    for impl in ("xla", "ours"):
+        args = ["--config", str(SMOKE), "--override", f"attention.impl={impl}"]
+        args += ["--override", f"run.name={impl}", "--override", "sampling.num_tokens=0"]
+        assert train.main(args) == 0
+        curves[impl] = losses(tmp_path / "runs" / impl)
+    for (step, a, _), (_, b, _) in zip(curves["xla"], curves["ours"], strict=True):
+        # Rounding grows with the steps, as each starts from the last.
+        assert abs(a - b) <= 1e-6 * 2 ** (step / 2) * a
+    assert curves["ours"][-1][1] < curves["ours"][0][1] - 1
+    assert load_config(SMOKE).attention.impl == "ours"
