@@ -125,7 +125,7 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, S: int) -> jax.Array:
     k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     mask = splash.MultiHeadMask([splash.CausalMask((S, S))] * q.shape[1])
     kernel = splash.make_splash_mha_single_device(mask)
-    return jax.vmap(kernel)(q * q.shape[-1] ** -0.5, k, v)  # it does not scale
+    return cast(jax.Array, jax.vmap(kernel)(q * q.shape[-1] ** -0.5, k, v))  # it does not scale
 
 
 def _preprocess(config: Config, platform: str) -> tuple[Callable, str]:

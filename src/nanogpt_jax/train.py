@@ -1,4 +1,4 @@
-"""Training: `python -m nanogpt_jax.train --config configs/smoke.yaml --override training.seed=1`.
+"""Training: `python -m nanogpt_jax.train --config configs/smoke.yaml --override run.seed=1`.
 
 Exit codes: 0 done, 1 the loss is no longer a number, 2 the input is wrong (one line says how),
 130 and 143 stopped by Ctrl-C or SIGTERM after saving.

@@ -3,8 +3,10 @@
 import jax
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
-from nanogpt_jax.attention import count_visible_pairs, make_attention
+import smalti.masks
+from nanogpt_jax.attention import _kernel, count_visible_pairs, make_attention, masked_softmax
 from nanogpt_jax.config import UserError
 from nanogpt_jax.model import cross_entropy
 
@@ -98,3 +100,17 @@ def test_the_log_says_what_runs_and_why():
     impl, _, preprocess = make_attention(tiny_config()).description
     assert impl == "attention.impl=xla: masked softmax over all S × S scores"
     assert preprocess == "attention.preprocess=xla: the formula in plain JAX, which XLA fuses"
+
+
+@pytest.mark.parametrize("impl", ["jax_flash", "splash"])
+def test_the_kernels_of_jax_compute_the_same(impl):
+    """In TPU interpret mode, as if on a TPU: their scale, heads and mask are as ours."""
+    kernel, _ = _kernel(tiny_config(f"attention.impl={impl}").attention, "tpu", 128)
+    q, k, v = (
+        jax.random.normal(key, (1, heads, 128, 128))
+        for key, heads in zip(jax.random.split(jax.random.key(0), 3), (2, 1, 1), strict=True)
+    )
+    with pltpu.force_tpu_interpret_mode():
+        out = kernel(q, k, v)
+    expected = masked_softmax(q, k, v, mask=smalti.masks.causal())
+    np.testing.assert_allclose(out, expected, atol=2e-5)
