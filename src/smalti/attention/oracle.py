@@ -138,7 +138,7 @@ def _oracle(
     dweights = dout @ v.swapaxes(2, 3)
     through_out = (dout * out).sum(-1)
     dscores = weights * (dweights - through_out[..., None] + dlse[..., None])
-    dscores = np.where(visible, dscores, 0)
+    dscores = stored(np.where(visible, dscores, 0))
     dbias = None if bias is None else _sum_to(dscores, bias_shape)
     dsinks = None
     if sinks is not None:

@@ -95,12 +95,14 @@ def _backward(precision, residuals, cotangents):
 def _gradients(precision, residuals, cotangents):
     q, k, v, bias, floats, mods, walk, out, lse = residuals
     dout, dlse = cotangents
-    delta = (out * dout).sum(-1) - dlse
+    # Rounded first: with the same dout in delta and in the products, the gradients of a row's
+    # scores add up to 0 as they should.
+    dout = dout.astype(q.dtype)
+    delta = (out * dout.astype(jnp.float32)).sum(-1) - dlse
 
     q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)
     dout, lse, delta = (_pad_queries(x, k.shape[1], walk) for x in (dout, lse, delta))
     mods = _fill(mods, padded_bias, floats, walk)
-    dout = dout.astype(q.dtype)
     dq, totals = backward(q_tiles, k_tiles, v_tiles, dout, lse, delta, mods, walk, precision)
 
     dq = _join_heads(dq)[:, :, : q.shape[2]].astype(q.dtype)
