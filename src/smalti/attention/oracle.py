@@ -197,7 +197,8 @@ class _ScoreMod:
         self.padding = (1 << max(self.count - 1, 0).bit_length()) - self.count
         self.indices = [self._pick(x) for x in np.indices(visible.shape, dtype=np.int32)]
         self.floats = [i for i, x in enumerate(captured) if np.issubdtype(x.dtype, np.floating)]
-        self.mapped = jax.vmap(function, in_axes=(0,) * 5 + (None,) * len(captured))
+        # One program each: op by op every step would be compiled by itself.
+        self.mapped = jax.jit(jax.vmap(function, in_axes=(0,) * 5 + (None,) * len(captured)))
 
     def _pick(self, x):
         return np.pad(x[self.visible], (0, self.padding), mode="edge" if self.count else "constant")
@@ -229,13 +230,16 @@ class _ScoreMod:
                 captured[i] = x
             return self.mapped(score, *self.indices, *captured).astype(scores.dtype)
 
+        @jax.jit
+        def both(score, floats, cotangent):
+            _, pull = jax.vjp(function, score, floats)
+            return pull(jax.numpy.ones_like(score))[0], pull(cotangent)[1]
+
         with jax.enable_x64(scores.dtype == np.float64):
             floats = [jax.numpy.asarray(self.captured[i]) for i in self.floats]
             score = jax.numpy.asarray(self._pick(scores))
-            _, pull = jax.vjp(function, score, floats)
-            (slope, _) = pull(jax.numpy.ones_like(score))
             picked = self._pick(cotangent)
             picked[self.count :] = 0
-            (_, grads) = pull(jax.numpy.asarray(picked))
+            slope, grads = both(score, floats, jax.numpy.asarray(picked))
         found = dict(zip(self.floats, map(np.asarray, grads), strict=True))
         return self._place(np.asarray(slope)), tuple(found.get(i) for i in range(len(nothing)))

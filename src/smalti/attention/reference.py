@@ -37,7 +37,7 @@ def reference(q, k, v, *, mask: Mask, score_mod: TracedMod | None, bias, sinks, 
     q = q.reshape(batch, kv_heads, heads // kv_heads, q_len, -1)
     b, h, q_idx, kv_idx = (jnp.arange(n, dtype=jnp.int32) for n in shape)
 
-    visible = mask(b[:, None, None, None], h[:, None, None], q_idx[:, None], kv_idx)
+    visible = mask(*jnp.ix_(b, h, q_idx, kv_idx))
     visible = jnp.broadcast_to(visible, shape)
     if bias is not None:
         bias = bias.astype(jnp.float32)
@@ -92,7 +92,7 @@ def _modified(score_mod: TracedMod, scores, visible, indices):
     """``score_mod`` where visible. At hidden positions it may be anything, and 0 times its
     derivative NaN: there it is evaluated at one of the visible positions instead."""
     b, h, q_idx, kv_idx = indices
-    axes = (scores, b[:, None, None, None], h[:, None, None], q_idx[:, None], kv_idx)
+    axes = (scores, *jnp.ix_(b, h, q_idx, kv_idx))
     pick = jnp.argmax(visible)
     flat = [jnp.broadcast_to(x, visible.shape).reshape(-1) for x in axes]
     flat = [jnp.where(visible.reshape(-1), x, lax.stop_gradient(x[pick])) for x in flat]

@@ -60,11 +60,11 @@ class Mask:
 
     def tile(self, index: TileIndex):
         """The mask over one tile, bool ``[B or 1, H or 1, block_q, width]``."""
-        q_idx, kv_idx = index.q_idx[:, None], index.kv_idx[None, :]
-        visible = self(index.b[:, None, None, None], index.h[None, :, None, None], q_idx, kv_idx)
-        visible = jnp.asarray(visible, bool)
+        b, h = index.b[:, None, None, None], index.h[None, :, None, None]
+        q_idx, kv_idx = index.q_idx[None, None, :, None], index.kv_idx[None, None, None, :]
+        visible = jnp.asarray(self(b, h, q_idx, kv_idx), bool)
         visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
-        return jnp.broadcast_to(visible, (*visible.shape[:2], q_idx.shape[0], kv_idx.shape[1]))
+        return jnp.broadcast_to(visible, (*visible.shape[:2], index.block_q, index.num_kv))
 
     def pad_to(self, q_len: int, kv_len: int) -> Mask:
         """This mask with its ``[…, Sq, Sk]`` arrays padded, so that every tile can be sliced."""
@@ -247,7 +247,7 @@ class BoundMaskMod(Mask):
         def row(q_tile: Any):
             q_idx = q_tile * tiles.block_q + jnp.arange(tiles.block_q, dtype=jnp.int32)
             visible = self.mod.over_tile(b, h, q_idx, kv_idx)
-            real = (q_idx < tiles.q_len)[:, None]
+            real = (q_idx < tiles.q_len)[None, None, :, None]
             some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, False)
             every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, True)
             return some[:, :, 0], every[:, :, 0]
@@ -291,9 +291,7 @@ class ArrayMask(Mask):
 
     def tile(self, index):
         sliced = index.slice(self.array)
-        return jnp.broadcast_to(
-            sliced, (*sliced.shape[:2], index.q_idx.shape[0], index.kv_idx.shape[0])
-        )
+        return jnp.broadcast_to(sliced, (*sliced.shape[:2], index.block_q, index.num_kv))
 
     def classify(self, tiles):
         array = as_known(self.array)

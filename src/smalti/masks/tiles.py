@@ -77,7 +77,11 @@ class TileIndex:
         return self.q_start + lax.iota(jnp.int32, self.block_q)
 
     @property
-    def kv_idx(self):  # int32 [n * block_kv]
+    def num_kv(self) -> int:
+        return self.kv_tiles.shape[0] * self.block_kv
+
+    @property
+    def kv_idx(self):  # int32 [num_kv]
         offsets = lax.iota(jnp.int32, self.block_kv)
         return (self.kv_tiles[:, None] * self.block_kv + offsets[None, :]).reshape(-1)
 

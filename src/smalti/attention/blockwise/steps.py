@@ -131,9 +131,10 @@ def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex, *, keys_first:
     group = index.num_h // walk.num_h
 
     def cut(scores):
-        visible = mods.mask.tile(index) & (index.kv_idx < walk.grid.kv_len)
+        visible = mods.mask.tile(index)  # [num_b or 1, Hq or 1, block_q, keys]
+        visible = visible & (index.kv_idx < walk.grid.kv_len)[None, None, None, :]
         if walk.grid.q_len % walk.grid.block_q:
-            visible = visible & (index.q_idx < walk.grid.q_len)[:, None]
+            visible = visible & (index.q_idx < walk.grid.q_len)[None, None, :, None]
         rows = split_rows(scores, group, keys_first)
         visible = from_heads(visible, walk, group, keys_first)
         if mods.bias is not None:
