@@ -1,4 +1,5 @@
-"""A program that forbids implicit dtype promotion can still call smalti: none happens inside."""
+"""A program that forbids implicit promotion of dtypes or ranks can still call smalti: none happens
+inside."""
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ B, S, HQ, HKV, D = 2, 40, 4, 2, 8
 
 @pytest.fixture(autouse=True)
 def _strict():
-    with jax.numpy_dtype_promotion("strict"):
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         yield
 
 

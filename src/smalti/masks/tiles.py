@@ -33,19 +33,19 @@ class TileGrid:
         return -(-self.kv_len // self.block_kv)
 
     @property
-    def q_first(self) -> np.ndarray:  # int32 [nq, 1]
-        return (np.arange(self.num_q, dtype=np.int32) * self.block_q)[:, None]
+    def q_first(self) -> np.ndarray:  # int32 [1, 1, nq, 1]
+        return (np.arange(self.num_q, dtype=np.int32) * self.block_q)[None, None, :, None]
 
     @property
-    def q_last(self) -> np.ndarray:  # int32 [nq, 1], inclusive
+    def q_last(self) -> np.ndarray:  # int32 [1, 1, nq, 1], inclusive
         return np.minimum(self.q_first + self.block_q, self.q_len).astype(np.int32) - 1
 
     @property
-    def kv_first(self) -> np.ndarray:  # int32 [1, nk]
-        return (np.arange(self.num_kv, dtype=np.int32) * self.block_kv)[None, :]
+    def kv_first(self) -> np.ndarray:  # int32 [1, 1, 1, nk]
+        return (np.arange(self.num_kv, dtype=np.int32) * self.block_kv)[None, None, None, :]
 
     @property
-    def kv_last(self) -> np.ndarray:  # int32 [1, nk], inclusive
+    def kv_last(self) -> np.ndarray:  # int32 [1, 1, 1, nk], inclusive
         return np.minimum(self.kv_first + self.block_kv, self.kv_len).astype(np.int32) - 1
 
 

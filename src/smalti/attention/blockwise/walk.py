@@ -116,10 +116,11 @@ def _lay_out(states: TileStates, grid: TileGrid, n: int, group: int, kv_heads: i
     live, whole = some.sum(-1), every.sum(-1)
     per_row = -(-num_kv // n)
     order = xp.pad(order, [(0, 0)] * 3 + [(0, per_row * n - num_kv)])
-    first = xp.arange(per_row) * n
-    num_tiles = xp.clip(live[..., None] - first, 0, n)
     tiles = order.reshape(masks_b, masks_h, num_q, per_row, n)
-    tiles = xp.where(xp.arange(n) < num_tiles[..., None], tiles, num_kv)
+    first = np.arange(per_row)[None, None, None, :] * n  # a chunk's place among its row's tiles
+    num_tiles = xp.clip(live[..., None] - first, 0, n)
+    counts = np.arange(n)[None, None, None, None, :] < num_tiles[..., None]
+    tiles = xp.where(counts, tiles, num_kv)
     is_whole = (first + n <= whole[..., None]) & (num_tiles == n)
 
     num_b = 1 if masks_b > 1 else grid.batch
@@ -167,7 +168,9 @@ def _ragged_are_cut(states: TileStates, grid: TileGrid) -> TileStates:
     """Tiles that stick out of the score matrix need the mask: what sticks out is not there."""
     fits_q = np.arange(1, grid.num_q + 1) * grid.block_q <= grid.q_len
     fits_kv = np.arange(1, grid.num_kv + 1) * grid.block_kv <= grid.kv_len
-    return TileStates(states.some, states.every & states.some & (fits_q[:, None] & fits_kv))
+    return TileStates(
+        states.some, states.every & states.some & (fits_q[:, None] & fits_kv)[None, None]
+    )
 
 
 def _at_grid(block_mask: BlockMask, grid: TileGrid) -> tuple[TileGrid, TileStates]:
