@@ -152,7 +152,8 @@ def judge(q, k, v, *, dout=None, dlse=None, layout="BSHD", **arguments) -> Judge
             if x is not None:
                 # How the sum's terms cancel is not known here: allow for a random walk of them.
                 walk = np.sqrt(np.sum(dscores**2)) * max(1.0, float(np.max(terms)))
-                magnitude[f"captured{i}"] = np.full(x.shape, walk)
+                coarse = float(ml_dtypes.finfo(dtype).eps) / 2**-23
+                magnitude[f"captured{i}"] = np.full(x.shape, walk * coarse)
                 counts[f"captured{i}"] = np.array(max(int(visible.sum()), 1))
     return Judge(exact, plain, magnitude, counts)
 
