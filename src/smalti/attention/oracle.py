@@ -101,14 +101,14 @@ def _oracle(
         mod = _ScoreMod(score_mod, captured, visible)
 
     # What is hidden altogether is not there, whatever it holds.
-    empty = ~visible.any(-1)
+    empty = np.asarray(~visible.any(-1))
     seen = visible.reshape(batch, kv_heads, group, q_len, kv_len).any((2, 3))
     q = np.where(empty[..., None], 0, q)
     k, v = (np.repeat(np.where(seen[..., None], x, 0), group, 1) for x in (k, v))
 
     products = q @ k.swapaxes(2, 3) * scale
     scores = products if score_mod is None else mod.values(products)
-    slope = np.full(shape, scale)
+    slope, tanh = np.full(shape, scale), np.zeros(())
     if softcap is not None:
         tanh = np.tanh(scores / compute_dtype(softcap))
         scores = compute_dtype(softcap) * tanh
@@ -144,7 +144,7 @@ def _oracle(
     if sinks is not None:
         dsinks = (np.exp(sinks - lse) * (dlse_of_sink - through_out)).sum((0, 2))
     dcaptured = ()
-    inner = dscores * (1 if softcap is None else 1 - tanh * tanh)
+    inner = dscores * (1 - tanh * tanh)
     if score_mod is not None:
         slope_of_mod, dcaptured = mod.gradients(products, inner)
         slope = slope * slope_of_mod

@@ -85,8 +85,14 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
                 dbias = _add_bias(dbias, steps.to_heads(dscores, group, True), index)
             dcaptured = totals.dcaptured
             if dcaptured:
-                by_head = (steps.to_heads(x, group, True) for x in (products, dscores, ~hidden))
-                more = _captured(*by_head, mods, index, floats)
+                more = _captured(
+                    steps.to_heads(products, group, True),
+                    steps.to_heads(dscores, group, True),
+                    steps.to_heads(~hidden, group, True),
+                    mods,
+                    index,
+                    floats,
+                )
                 dcaptured = [a + b for a, b in zip(dcaptured, more, strict=True)]
 
             (dproducts,) = pull(dscores)
