@@ -176,16 +176,6 @@ def test_resume_goes_on_as_if_nothing_had_happened(tmp_path, run_train):
 LONG = ("training.num_iterations=60", "training.eval_every=5", "checkpoint.every=5")
 
 
-@pytest.fixture
-def cached(tmp_path):
-    """Compiled programs shared by the processes of a test, which are otherwise all compilation."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "cache"),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-
-
 def kill_when(process, condition, delay=0.0, timeout=120):
     """SIGKILL once `condition()` holds; False when the process ended before."""
     end = time.monotonic() + timeout
@@ -200,9 +190,9 @@ def kill_when(process, condition, delay=0.0, timeout=120):
 
 
 @pytest.mark.slow
-def test_kill_9_at_any_moment_loses_nothing(tmp_path, cached):
+def test_kill_9_at_any_moment_loses_nothing(tmp_path):
     """Among them one before the first checkpoint, and some in the middle of writing one."""
-    whole = start("train", arguments(*LONG, "run.name=whole"), tmp_path, **cached)
+    whole = start("train", arguments(*LONG, "run.name=whole"), tmp_path)
     _, err = whole.communicate(timeout=200)
     assert whole.returncode == 0, err
 
@@ -219,14 +209,14 @@ def test_kill_9_at_any_moment_loses_nothing(tmp_path, cached):
     kills, in_saves = 0, 0
     for condition in [steps_done(1), is_saving, steps_done(21), is_saving, steps_done(44)]:
         flags = ["--resume"] if folder.exists() else []
-        process = start("train", [*arguments(*LONG, "run.name=killed"), *flags], tmp_path, **cached)
+        process = start("train", [*arguments(*LONG, "run.name=killed"), *flags], tmp_path)
         delay = 0.0 if condition is is_saving else moments.random() * 0.05
         kills += kill_when(process, condition, delay)
         in_saves += is_saving()
     assert kills >= 4
     assert in_saves >= 1
 
-    last = start("train", [*arguments(*LONG, "run.name=killed"), "--resume"], tmp_path, **cached)
+    last = start("train", [*arguments(*LONG, "run.name=killed"), "--resume"], tmp_path)
     _, err = last.communicate(timeout=200)
     assert last.returncode == 0, err
     assert losses(folder) == losses(tmp_path / "runs" / "whole")
@@ -239,9 +229,9 @@ def test_kill_9_at_any_moment_loses_nothing(tmp_path, cached):
 @pytest.mark.parametrize(
     ("number", "code", "name"), [(signal.SIGINT, 130, "Ctrl-C"), (signal.SIGTERM, 143, "SIGTERM")]
 )
-def test_a_signal_saves_and_stops(tmp_path, cached, number, code, name):
+def test_a_signal_saves_and_stops(tmp_path, number, code, name):
     many = ("training.num_iterations=100000", "training.eval_every=50000", "checkpoint.every=50000")
-    process = start("train", arguments(*many), tmp_path, **cached)
+    process = start("train", arguments(*many), tmp_path)
     metrics = tmp_path / "runs" / "smoke" / "metrics.jsonl"
     while not (metrics.exists() and metrics.read_bytes().count(b"\n") > 3):
         assert process.poll() is None
