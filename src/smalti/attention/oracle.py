@@ -102,7 +102,7 @@ def _oracle(
 
     # What is hidden altogether is not there, whatever it holds.
     empty = np.asarray(~visible.any(-1))
-    seen = visible.reshape(batch, kv_heads, group, q_len, kv_len).any((2, 3))
+    seen = np.asarray(visible).reshape(batch, kv_heads, group, q_len, kv_len).any((2, 3))
     q = np.where(empty[..., None], 0, q)
     k, v = (np.repeat(np.where(seen[..., None], x, 0), group, 1) for x in (k, v))
 
