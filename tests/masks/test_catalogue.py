@@ -1,0 +1,175 @@
+"""Each mask of the catalogue is its formula, element by element and tile by tile."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from smalti import masks
+
+from . import brute
+
+NAMES = list(brute.catalogue_cases(brute.GRIDS["1x1"]))
+# A tile of sink tokens and recent ones together may be whole without classify knowing it.
+EVERY_IS_LOOSE = {"streaming(2, 3)", "streaming(3, 1, [B])"}
+
+
+@pytest.mark.parametrize("size", brute.GRIDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_is_its_formula_at_every_element(name, size):
+    grid = brute.GRIDS[size]
+    case = brute.catalogue_cases(grid)[name]
+    np.testing.assert_array_equal(brute.evaluate(case.mask, grid), case.visible)
+
+
+@pytest.mark.parametrize("size", brute.GRIDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_classification_is_exact(name, size):
+    grid = brute.GRIDS[size]
+    case = brute.catalogue_cases(grid)[name]
+    some, every = brute.tiles_of(case.visible, grid)
+    found_some, found_every = brute.states_of(case.mask, grid)
+    np.testing.assert_array_equal(found_some, some)
+    if name in EVERY_IS_LOOSE:
+        assert not (found_every & ~every).any()
+    else:
+        np.testing.assert_array_equal(found_every & found_some, every)
+
+
+@pytest.mark.parametrize("size", ["7x9", "12x5"])
+def test_traced_numbers_and_arrays_mean_what_known_ones_do(size):
+    grid = brute.GRIDS[size]
+    cases = brute.catalogue_cases(grid)
+    given = {name: case.mask for name, case in cases.items()}
+
+    @jax.jit  # an int is a leaf too: every offset, prefix, length and id is traced in here
+    def traced(given):
+        bound = {name: mask.bind(*brute.shape(grid)) for name, mask in given.items()}
+        indices = [jnp.asarray(x) for x in brute.indices(grid)]
+        return (
+            {name: mask(*indices) for name, mask in bound.items()},
+            {name: tuple(mask.classify(grid)) for name, mask in bound.items()},
+        )
+
+    visible, states = traced(given)
+    for name, case in cases.items():
+        np.testing.assert_array_equal(
+            np.broadcast_to(visible[name], case.visible.shape), case.visible, err_msg=name
+        )
+        known = case.mask.bind(*brute.shape(grid)).classify(grid)
+        for found, expected in zip(states[name], known, strict=True):
+            np.testing.assert_array_equal(found, expected, err_msg=name)
+
+
+def test_the_last_query_meets_the_last_key_by_default():
+    for mask in (masks.causal(), masks.sliding_window(1), masks.streaming(sinks=0, window=1)):
+        for q_len, kv_len in ((3, 8), (8, 3), (1, 1)):
+            bound = mask.bind(1, 1, q_len, kv_len)
+            assert bound(0, 0, q_len - 1, kv_len - 1)
+            assert not bound(0, 0, q_len - 2, kv_len - 1)
+
+
+def test_a_sliding_window_holds_exactly_its_number_of_keys():
+    visible = masks.sliding_window(5).bind(1, 1, 40, 40)(
+        0, 0, np.arange(40)[:, None], np.arange(40)
+    )
+    np.testing.assert_array_equal(visible.sum(1), np.minimum(np.arange(40) + 1, 5))
+
+
+def test_negative_ids_see_nobody_and_are_seen_by_nobody():
+    ids = np.array([[-1, 0, 0, -1, -7, 1]], np.int32)
+    visible = brute.evaluate(masks.document(ids), brute.TileGrid(1, 1, 6, 6, 2, 2))[0, 0]
+    assert not visible[ids[0] < 0].any()
+    assert not visible[:, ids[0] < 0].any()
+    assert visible[np.ix_([1, 2], [1, 2])].all()
+    assert visible[5].tolist() == [False] * 5 + [True]
+
+
+@pytest.mark.parametrize(
+    ("mask", "varies"),
+    [
+        (masks.causal(), False),
+        (masks.causal(np.array([1, 2])), True),
+        (masks.causal(np.array([1])), False),
+        (masks.prefix_lm(np.array([1, 2])), True),
+        (masks.lengths(q=2, kv=np.array([1, 2])), True),
+        (masks.document(np.zeros((1, 4), np.int32)), False),
+        (masks.document(np.zeros((2, 4), np.int32)), True),
+    ],
+    ids=repr,
+)
+def test_varies_with_the_batch_entry_only_if_its_arrays_do(mask, varies):
+    assert mask.varies() == (varies, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: masks.sliding_window(0), "window: got 0; it must be an int of at least 1."),
+        (lambda: masks.sliding_window(1.5), "window: got 1.5; it must be an int of at least 1."),
+        (lambda: masks.sliding_window(True), "window: got True; it must be an int of at least 1."),
+        (lambda: masks.local(-1, 0), "left: got -1; it must be an int of at least 0."),
+        (lambda: masks.local(0, -2), "right: got -2; it must be an int of at least 0."),
+        (lambda: masks.streaming(sinks=-1, window=1), "sinks: got -1; it must be an int of at"),
+        (lambda: masks.streaming(sinks=1, window=0), "window: got 0; it must be an int of at"),
+        (
+            lambda: masks.causal(1.5),
+            "causal: offset: got float64[]; it must be integers of shape a scalar or [B].",
+        ),
+        (
+            lambda: masks.prefix_lm(np.zeros((2, 2), int)),
+            "prefix: got int64[2, 2]; it must be integers of shape a scalar or [B].",
+        ),
+        (lambda: masks.lengths(), "lengths: give q=, kv= or both; with neither, use full()."),
+        (lambda: masks.document(3), "document: ids are one number; give one id per token"),
+        (
+            lambda: masks.document(np.zeros((2, 4), np.float32)),
+            "document: ids: got float32[2, 4]; it must be integers of shape [S] or [B, S].",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named(make, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (
+            masks.causal(np.array([1, 2, 3])),
+            "causal(offset=array[3]): offset has 3 entries; it must be one number or one for each "
+            "of the 2 batch entries.",
+        ),
+        (masks.prefix_lm(np.arange(3)), "prefix_lm: prefix has 3 entries; it must be one number"),
+        (masks.lengths(q=np.arange(3)), "lengths: q has 3 entries"),
+        (masks.lengths(kv=np.arange(3)), "lengths: kv has 3 entries"),
+        (
+            masks.document(np.zeros((2, 5), np.int32)),
+            "document: kv ids have shape [2, 5]; here they must be [2, 6] or [1, 6]. Where Sq ≠ Sk "
+            "give a pair (q_ids, kv_ids).",
+        ),
+        (masks.document(np.zeros((3, 5), np.int32)), "document: q ids have shape [3, 5]"),
+    ],
+    ids=repr,
+)
+def test_a_mask_that_does_not_fit_the_call_says_what_would(mask, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        mask.bind(2, 4, 5, 6)
+
+
+def test_a_mask_by_itself_needs_its_offset():
+    with pytest.raises(ValueError, match=re.escape("causal(): its offset is Sk − Sq of the call")):
+        masks.causal()(0, 0, 0, 0)
+    assert masks.causal(0)(0, 0, 3, 3)
+
+
+def test_masks_are_written_as_they_are_called():
+    assert repr(masks.streaming(sinks=4, window=9)) == "streaming(sinks=4, window=9)"
+    assert repr(masks.causal(3)) == "causal(offset=3)"
+    assert repr(masks.prefix_lm(np.array([1, 2]), 0)) == "prefix_lm(array[2], offset=0)"
+    assert repr(masks.local(1, 2)) == "local(1, 2, offset=0)"
+    assert repr(masks.lengths(kv=3)) == "lengths(q=None, kv=3)"
+    assert repr(masks.document(np.zeros(4, np.int32))) == "document(ids [1, 4], [1, 4])"
