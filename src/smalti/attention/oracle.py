@@ -104,7 +104,7 @@ def _oracle(
     empty = np.asarray(~visible.any(-1))
     seen = np.asarray(visible).reshape(batch, kv_heads, group, q_len, kv_len).any((2, 3))
     q = np.where(empty[..., None], 0, q)
-    k, v = (np.repeat(np.where(seen[..., None], x, 0), group, 1) for x in (k, v))
+    k, v = (np.repeat(np.where(np.expand_dims(seen, -1), x, 0), group, 1) for x in (k, v))
 
     products = q @ k.swapaxes(2, 3) * scale
     scores = products if score_mod is None else mod.values(products)
