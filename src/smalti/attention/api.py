@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 from smalti.attention.blockwise import blockwise
 from smalti.attention.choice import Choice, choose
 from smalti.attention.reference import reference
@@ -109,14 +111,18 @@ def explain_choice(
 ) -> Choice:
     """Which implementation `attention` would run for the same arguments, and why.
 
-    Raises what `attention` would raise.
+    q, k and v may be `jax.ShapeDtypeStruct`. Raises what `attention` would raise.
     """
     choice = _choose(implementation, block_sizes, interpret)
-    defaults = dict.fromkeys(
-        ("mask", "score_mod", "bias", "segment_ids", "softcap", "scale", "sinks"), None
-    )
+    names = ("mask", "score_mod", "bias", "segment_ids", "softcap", "scale", "sinks")
+    arguments = {**dict.fromkeys(names), "layout": "BSHD", **arguments}
     arguments.pop("return_lse", None)
-    canonical(q, k, v, **{**defaults, "layout": "BSHD", **arguments})
+
+    def check(q, k, v):
+        canonical(q, k, v, **arguments)
+
+    abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in (q, k, v))
+    jax.eval_shape(check, q, k, v) if abstract else check(q, k, v)
     return choice
 
 
