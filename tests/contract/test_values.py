@@ -21,8 +21,15 @@ def test_masks(implementation, mask, sizes, feature):
     check(implementation, draw(sizes), **arguments)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("logits", LOGITS)
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("dtype", "logits"),
+    [
+        *(("float32", logits) for logits in LOGITS),
+        *(("bfloat16", logits) for logits in ("normal", "large")),
+        *(("float16", logits) for logits in ("normal", "sharp")),
+    ],
+)
 def test_dtypes_and_logits(implementation, dtype, logits):
     sizes = Sizes(B=1, Sq=300, Sk=300, Hq=2, Hkv=1, D=32, Dv=32)
     check(implementation, draw(sizes, dtype=dtype, logits=logits), mask=masks.causal())
@@ -40,7 +47,7 @@ def test_all_features_in_low_precision(implementation, dtype, layout):
 
 @pytest.mark.parametrize(
     "shape",
-    [(1, 1, 1, 1), (2, 1, 37, 1), (1, 4, 1, 29), (2, 4, 37, 29), (2, 1, 1, 29), (37, 29), (29,)],
+    [(1, 1, 1, 1), (2, 1, 37, 1), (1, 4, 1, 29), (2, 4, 37, 29), (37, 29), (29,)],
     ids=str,
 )
 def test_bias_of_every_broadcast_shape(implementation, shape):
@@ -48,7 +55,7 @@ def test_bias_of_every_broadcast_shape(implementation, shape):
     check(implementation, draw(SMALL), bias=bias, mask=masks.causal())
 
 
-@pytest.mark.parametrize("scale", [0.0, -0.3, 2.0])
+@pytest.mark.parametrize("scale", [0.0, -0.3])
 def test_scale(implementation, scale):
     check(implementation, draw(SMALL), scale=scale)
 
@@ -62,7 +69,7 @@ def test_results_do_not_depend_on_tile_sizes(implementation, tiles):
     check(implementation, draw(sizes), block_sizes=smalti.BlockSizes(*tiles), **arguments)
 
 
-@pytest.mark.parametrize(("hq", "hkv"), [(8, 2), (6, 2), (28, 4), (3, 1), (5, 5)])
+@pytest.mark.parametrize(("hq", "hkv"), [(6, 2), (28, 4), (5, 5)])
 def test_grouped_heads(implementation, hq, hkv):
     sizes = Sizes(B=1, Sq=19, Sk=19, Hq=hq, Hkv=hkv, D=4, Dv=4)
     arguments = FEATURES["score_mod per head"](sizes) | FEATURES["sinks"](sizes)

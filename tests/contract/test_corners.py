@@ -1,0 +1,195 @@
+"""What must not reach a result or a gradient: hidden keys, empty rows, score_mod's values there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from smalti import masks
+from tests.support.calls import call, check, run
+from tests.support.cases import hidden_by_log, per_head
+from tests.support.inputs import Inputs, Sizes, draw, normal
+
+SIZES = Sizes(B=2, Sq=21, Sk=140, Hq=4, Hkv=2, D=8, Dv=6)
+INF = np.float32(np.inf)
+
+
+def poisoned(inputs: Inputs, keys=(), queries=(), value=np.nan) -> Inputs:
+    """With ``value`` in these keys and values, and in these queries and their cotangents."""
+    copies = {name: np.copy(x) for name, x in vars(inputs).items()}
+    for j in keys:
+        copies["k"][:, j] = value
+        copies["v"][:, j] = value
+    for i in queries:
+        copies["q"][:, i] = value
+        copies["dout"][:, i] = value
+        copies["dlse"][:, :, i] = value
+    return Inputs(**copies)
+
+
+def same(got: dict, want: dict, but=()):
+    for name in want:
+        if name not in but:
+            np.testing.assert_array_equal(got[name], want[name], err_msg=name)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("how", ["mask", "bias", "score_mod", "softcapped score_mod"])
+def test_hidden_keys_reach_nothing(implementation, how, value):
+    """Whole tiles of them, parts of tiles, and every query's last."""
+    hidden = np.zeros(SIZES.Sk, bool)
+    hidden[[0, 5, *range(60, 71), 139]] = True
+    arguments: dict = {"mask": masks.causal()}
+    if how == "mask":
+        arguments["mask"] &= ~hidden[None, :]
+    elif how == "bias":
+        arguments["bias"] = np.where(hidden, -INF, np.float32(0.5))[None, :]
+    else:
+        table = jnp.asarray(hidden)
+        arguments["score_mod"] = lambda s, b, h, i, j, w: jnp.where(table[j], -jnp.inf, s * w[h])
+        arguments["captured"] = (normal(4),)
+        if how == "softcapped score_mod":
+            arguments["softcap"] = 2.0
+    inputs = draw(SIZES)
+    want = run(inputs, implementation=implementation, **arguments)
+    got = run(
+        poisoned(inputs, keys=np.flatnonzero(hidden), value=value),
+        implementation=implementation,
+        **arguments,
+    )
+    same(got, want)
+    for name in ("dk", "dv"):
+        assert not got[name][:, hidden].any(), f"{name} of hidden keys is not 0"
+
+
+@pytest.mark.parametrize("how", ["softcapped score_mod", "score_mod", "bias"])
+def test_a_score_of_minus_infinity_hides_its_key_as_a_mask_does(implementation, how):
+    """A single pair, in rows that see other keys: a cap of −∞ would be −c, a key like others."""
+    hidden = np.random.default_rng(0).random((SIZES.Sq, SIZES.Sk)) < 0.3
+    arguments: dict = {"mask": masks.causal(), "sinks": normal(4, seed="sinks")}
+    if how == "bias":
+        arguments["bias"] = np.where(hidden, -INF, np.float32(0.5))
+    else:
+        table = jnp.asarray(hidden)
+        arguments["score_mod"] = lambda s, b, h, i, j, w: jnp.where(table[i, j], -jnp.inf, s * w[h])
+        arguments["captured"] = (normal(4),)
+        if how == "softcapped score_mod":
+            arguments["softcap"] = 2.0
+    check(implementation, draw(SIZES), **arguments)
+
+
+@pytest.mark.parametrize("sinks", [False, True], ids=["no sinks", "sinks"])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_empty_rows(implementation, sinks, bad):
+    """Output 0, lse −inf or the sink logit, gradients 0, whatever query and cotangents hold."""
+    arguments: dict = {"mask": masks.causal(offset=-6), "bias": normal(1, 4, 21, 140)}
+    if sinks:
+        arguments["sinks"] = normal(4, seed="sinks")
+    inputs = draw(SIZES)
+    got = check(implementation, inputs, **arguments)
+    assert not got["out"][:, :6].any()
+    assert not got["dq"][:, :6].any()
+    assert not got["dbias"][:, :, :6].any()
+    expected = arguments["sinks"][None, :, None] if sinks else -np.inf
+    assert (got["lse"][:, :, :6] == expected).all()
+    # The lse of an empty row with a sink is the sink's logit: its cotangent is the sink's.
+    spoiled = run(
+        poisoned(inputs, queries=range(6), value=bad), implementation=implementation, **arguments
+    )
+    same(spoiled, got, but=("dsinks",))
+
+
+def test_no_row_sees_anything(implementation):
+    nothing = np.zeros((SIZES.Sq, SIZES.Sk), bool)
+    inputs = draw(SIZES)
+    inputs = poisoned(inputs, keys=range(SIZES.Sk), queries=range(SIZES.Sq))
+    got = run(
+        inputs,
+        implementation=implementation,
+        mask=nothing,
+        bias=normal(21, 140),
+        score_mod=hidden_by_log,
+        captured=(normal(4),),
+    )
+    assert (got.pop("lse") == -np.inf).all()
+    for name, x in got.items():
+        assert not x.any(), name
+
+
+def test_one_batch_entry_sees_nothing(implementation):
+    """pytorch#41508: one row without a key turned all gradients into NaN."""
+    got = check(implementation, draw(SIZES), mask=masks.lengths(kv=np.array([0, 77])))
+    assert not any(got[name][0].any() for name in ("out", "dq", "dk", "dv"))
+
+
+def test_what_score_mod_does_at_hidden_positions(implementation):
+    """NaN with NaN derivatives where the mask hides, −∞ with an infinite one where it hides
+    itself: 0 to every gradient, those of captured arrays too."""
+    sizes = Sizes(B=2, Sq=70, Sk=70, Hq=4, Hkv=2, D=8, Dv=6)
+    arguments = {"score_mod": hidden_by_log, "captured": (normal(4),), "softcap": 5.0}
+    got = check(implementation, draw(sizes), mask=masks.causal(), **arguments)
+    assert all(np.isfinite(x).all() for x in got.values())
+
+
+# An infinite key is left out: where q·k is −∞, a weight of 0 is right.
+@pytest.mark.parametrize(("name", "value"), [("k", np.nan), ("v", np.nan), ("v", np.inf)])
+def test_a_visible_key_that_is_not_finite_is_never_dropped(implementation, name, value):
+    inputs = draw(SIZES)
+    getattr(inputs, name)[:, 70] = value
+    out = run(inputs, implementation=implementation, mask=masks.full())["out"]
+    assert not np.isfinite(out).any()
+
+
+def test_first_visited_keys_are_hidden_in_some_rows(implementation):
+    """vllm#48364: a block without a visible key, first in a row: (−∞) − (−∞)."""
+    sizes = Sizes(B=1, Sq=300, Sk=300, Hq=2, Hkv=1, D=8, Dv=8)
+    visible = np.tril(np.ones((300, 300), bool))
+    visible[200:, :130] = False
+    visible[250:, :290] = False
+    visible[290:] &= np.arange(300) >= 289
+    check(implementation, draw(sizes), mask=visible)
+
+
+def test_non_finite_cotangent_of_one_row_stays_in_it(implementation):
+    """What an infinite cotangent spoils are the row's own gradients, not those of other keys."""
+    inputs = draw(SIZES)
+    inputs.dlse[0, 0, 0] = np.inf  # sees keys 0 to 119
+    got = run(inputs, implementation=implementation, mask=masks.causal())
+    assert np.isfinite(got["dq"][1]).all()
+    assert np.isfinite(got["dq"][0, 1:]).all()
+    assert np.isfinite(got["dk"][0, 120:]).all()
+    assert np.isfinite(got["dv"]).all()
+
+
+def test_gradient_through_lse_alone(implementation):
+    inputs = draw(SIZES)
+    inputs.dout[:] = 0
+    check(
+        implementation,
+        inputs,
+        mask=masks.causal(offset=-3),
+        sinks=normal(4),
+        score_mod=per_head,
+        captured=(normal(4),),
+    )
+
+
+def test_a_loss_that_takes_exp_of_lse_of_empty_rows(implementation):
+    """Its cotangent is exp(−∞) = 0 there, and 1/exp(−∞) = ∞ in another: both give 0."""
+    inputs = draw(SIZES)
+
+    def loss(q):
+        _, lse = call(
+            q,
+            inputs.k,
+            inputs.v,
+            mask=masks.causal(offset=-6),
+            return_lse=True,
+            implementation=implementation,
+        )
+        return jnp.sum(jnp.log(jnp.exp(lse))[:, :, :8])
+
+    dq = jax.grad(loss)(jnp.asarray(inputs.q))
+    assert not dq[:, :6].any()
+    assert np.isfinite(dq).all()
+    assert dq[:, 6:8].any()
