@@ -1,0 +1,88 @@
+"""Masks from text: the catalogue and nothing else."""
+
+import re
+
+import numpy as np
+import pytest
+
+from smalti import masks
+from smalti.masks.parse import NAMES, parse
+
+from . import brute
+
+GRID = brute.GRIDS["7x9"]
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("full", masks.full()),
+        ("causal", masks.causal()),
+        (" causal() ", masks.causal()),
+        ("causal(offset=-2)", masks.causal(-2)),
+        ("sliding_window(3)", masks.sliding_window(3)),
+        ("local(2, right=1)", masks.local(2, 1)),
+        ("streaming(sinks=2, window=3)", masks.streaming(sinks=2, window=3)),
+        ("prefix_lm(4)", masks.prefix_lm(4)),
+        ("lengths(q=3, kv=5)", masks.lengths(q=3, kv=5)),
+        (
+            "sliding_window(2) | prefix_lm(1) & ~causal",  # & binds before |
+            masks.sliding_window(2) | (masks.prefix_lm(1) & ~masks.causal()),
+        ),
+        (
+            "(sliding_window(2) | prefix_lm(1)) & ~lengths(kv=4)",
+            (masks.sliding_window(2) | masks.prefix_lm(1)) & ~masks.lengths(kv=4),
+        ),
+    ],
+)
+def test_a_text_is_the_mask_it_names(text, mask):
+    assert repr(parse(text)) == repr(mask)
+    np.testing.assert_array_equal(brute.evaluate(parse(text), GRID), brute.evaluate(mask, GRID))
+
+
+@pytest.mark.parametrize("mask", ["causal()", "(sliding_window(3) & ~local(2, 1, offset=0))"])
+def test_what_a_mask_prints_can_be_read(mask):
+    assert repr(parse(mask)) == mask
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "slidng_window(3)",
+            "mask 'slidng_window(3)': no mask 'slidng_window' here; did you mean 'sliding_window'?",
+        ),
+        ("casual", "no mask 'casual' here; did you mean 'causal'?"),
+        ("xyz(1)", f"no mask 'xyz' here; allowed are {', '.join(NAMES)}."),
+        ("document(3)", "it needs an array of ids, which a text cannot hold; pass segment_ids"),
+        (
+            "causal(",
+            "write it like 'streaming(sinks=4, window=512) & causal()'.",
+        ),
+        ("", "mask '' cannot be read"),
+        (
+            "causal() and full()",
+            "'causal() and full()' is not allowed; use full, causal, sliding_window, local, "
+            "streaming, prefix_lm, lengths, called with numbers and joined by &, | and ~ ('and', "
+            "'or', 'not' do not combine masks).",
+        ),
+        ("not causal()", "'not causal()' is not allowed"),
+        ("causal() + full()", "'causal() + full()' is not allowed"),
+        ("masks.causal()", "'masks.causal()' is not allowed"),
+        ("__import__('os')", "'\\'os\\'' is not a whole number."),
+        ("sliding_window(0)", "mask 'sliding_window(0)': window: got 0; it must be an int of"),
+        ("sliding_window(1.5)", "mask 'sliding_window(1.5)': '1.5' is not a whole number."),
+        ("sliding_window(True)", "'True' is not a whole number."),
+        ("sliding_window(1 + 2)", "'1 + 2' is not a whole number."),
+        ("sliding_window(n)", "'n' is not a whole number."),
+        ("sliding_window(*[3])", "'*[3]' is not a whole number."),
+        ("sliding_window()", "missing 1 required positional argument: 'window'"),
+        ("streaming(4, 512)", "mask 'streaming(4, 512)': streaming() takes 0 positional arg"),
+        ("streaming(sink=4, window=9)", "unexpected keyword argument 'sink'"),
+        ("lengths()", "mask 'lengths()': lengths: give q=, kv= or both"),
+    ],
+)
+def test_what_cannot_be_read_says_why(text, error):
+    error = error.replace("'\\'os\\''", "\"'os'\"")
+    with pytest.raises(ValueError, match=re.escape(error)):
+        parse(text)
