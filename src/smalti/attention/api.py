@@ -68,6 +68,8 @@ def attention(
     Scores, softmax and sums are float32; float32 products run at highest precision unless
     ``jax.default_matmul_precision`` says otherwise.
     """
+    if not isinstance(return_lse, bool):
+        raise ValueError(f"return_lse: got {return_lse!r}; it must be True or False.")
     choice = _choose(implementation, block_sizes, interpret)
     call = canonical(
         q,

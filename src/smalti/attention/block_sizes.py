@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockSizes:
@@ -23,8 +25,10 @@ class BlockSizes:
     def __post_init__(self):
         for field in dataclasses.fields(self):
             size = getattr(self, field.name)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            is_int = isinstance(size, (int, np.integer)) and not isinstance(size, bool)
+            if not is_int or size < 1:
                 raise ValueError(
                     f"BlockSizes.{field.name}: got {size!r}; it must be an int of at least 1, "
                     "best a multiple of 128."
                 )
+            object.__setattr__(self, field.name, int(size))

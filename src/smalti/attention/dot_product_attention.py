@@ -58,8 +58,19 @@ def dot_product_attention(
     """
     query, key, value = (jnp.asarray(x) for x in (query, key, value))
     shape = query.shape
-    q, k, v = (_ensure_4d(x) for x in (query, key, value))
-    batch, q_len, kv_len = q.shape[0], q.shape[1], k.shape[1]
+    q, k, v = (
+        _ensure_4d(x, name) for x, name in ((query, "query"), (key, "key"), (value, "value"))
+    )
+    batch = q.shape[0]
+    if q.dtype != k.dtype or k.shape[0] != batch or k.shape[3] != q.shape[3]:
+        raise ValueError(
+            f"key: got {key.dtype}{list(key.shape)} for a query {query.dtype}{list(query.shape)}; "
+            "they must share dtype, batch size and head size."
+        )
+    if q.shape[2] % k.shape[2]:
+        raise ValueError(
+            f"query: its heads ({q.shape[2]}) must be a multiple of the key heads ({k.shape[2]})."
+        )
     if k.shape != v.shape:
         raise ValueError(
             f"value: got shape {list(value.shape)}; it must be key's, {list(key.shape)}. For "
@@ -70,11 +81,11 @@ def dot_product_attention(
         mask = jnp.asarray(mask)
         if mask.dtype != bool:
             raise ValueError(f"mask: got dtype {mask.dtype}; it must be boolean.")
-        visible = visible & ArrayMask(_ensure_4d(mask))
+        visible = visible & ArrayMask(_ensure_4d(mask, "mask"))
     if is_causal:
         visible = visible & causal(offset=0)
     if local_window_size is not None:
-        visible = visible & local(*_window(local_window_size, max(q_len, kv_len)))
+        visible = visible & local(*_window(local_window_size))
     if query_seq_lengths is not None:
         visible = visible & lengths(q=_lengths(query_seq_lengths, batch, "query_seq_lengths"))
     if key_value_seq_lengths is not None:
@@ -118,15 +129,15 @@ def _implementation(implementation: str | None) -> str | None:
     return "blockwise" if implementation == "xla" else implementation
 
 
-def _ensure_4d(x):
+def _ensure_4d(x, name: str):
     if x.ndim > 4:
-        raise ValueError(f"got an array of shape {list(x.shape)}; at most four dimensions.")
+        raise ValueError(f"{name}: got shape {list(x.shape)}; at most four dimensions.")
     return x.reshape((1,) * (4 - x.ndim) + x.shape)
 
 
-def _window(size, longest: int) -> tuple[int, int]:
+def _window(size) -> tuple[int, int]:
     left, right = (size, size) if isinstance(size, int) else size
-    return min(int(left), longest), min(int(right), longest)
+    return int(left), int(right)
 
 
 def _lengths(values, batch: int, name: str):

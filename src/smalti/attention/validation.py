@@ -64,8 +64,9 @@ def suggest(argument: str, value, allowed: tuple[str, ...]):
     """Raise ValueError unless ``value`` is one of ``allowed``, naming the nearest."""
     if isinstance(value, str) and value in allowed:
         return
-    near = difflib.get_close_matches(str(value), allowed, n=1, cutoff=0.5)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    by_lower = {name.lower(): name for name in allowed}
+    near = difflib.get_close_matches(str(value).lower(), by_lower, n=1, cutoff=0.5)
+    hint = f" Did you mean {by_lower[near[0]]!r}?" if near else ""
     raise ValueError(
         f"{argument}: got {value!r}; allowed are {', '.join(map(repr, allowed))}.{hint}"
     )
@@ -73,12 +74,18 @@ def suggest(argument: str, value, allowed: tuple[str, ...]):
 
 def check_block_sizes(block_sizes):
     if block_sizes is not None and not isinstance(block_sizes, BlockSizes):
-        raise ValueError(f"block_sizes: got {block_sizes!r}; it must be a smalti.BlockSizes.")
+        raise ValueError(
+            f"block_sizes: got {block_sizes!r}; it must be a smalti.BlockSizes. "
+            "Write smalti.BlockSizes(block_q=…, block_kv=…)."
+        )
 
 
 def _array(x, name: str):
     if not isinstance(x, (jax.Array, np.ndarray)):
-        raise ValueError(f"{name}: got {type(x).__name__}; it must be a JAX or NumPy array.")
+        raise ValueError(
+            f"{name}: got {type(x).__name__}; it must be a JAX or NumPy array. "
+            "Convert it with jnp.asarray."
+        )
     if not any(x.dtype == dtype for dtype in DTYPES):
         raise ValueError(
             f"{name}: got dtype {x.dtype}; allowed are float32, bfloat16 and float16. "
@@ -153,7 +160,10 @@ def _segments(segment_ids, sizes) -> Mask:
         is_array = isinstance(ids, (jax.Array, np.ndarray))
         if not is_array or not jnp.issubdtype(ids.dtype, jnp.integer):
             got = ids.dtype if is_array else type(ids).__name__
-            raise ValueError(f"segment_ids: got {got}; they must be int32 arrays.")
+            raise ValueError(
+                f"segment_ids: got {got}; they must be integer arrays. "
+                "Cast them with .astype(jnp.int32)."
+            )
         if ids.shape != (batch, length):
             raise ValueError(
                 f"segment_ids: got shape {list(ids.shape)}; it must be [B, S], "
@@ -205,13 +215,13 @@ def _sinks(sinks, heads: int):
 def _number(value, name: str) -> float:
     if isinstance(value, (jax.Array, np.ndarray)):
         raise TypeError(
-            f"{name}: got an array; it must be a Python float. For a scale that is traced or "
-            "learned use score_mod=lambda score, b, h, q_idx, kv_idx: …, which has gradients."
+            f"{name}: got an array; it must be a Python float. For one that is traced or learned "
+            "use score_mod=lambda score, b, h, q_idx, kv_idx: …, which has gradients."
         )
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"{name}: got {value!r}; it must be a Python float.")
-    if not np.isfinite(value):
-        raise ValueError(f"{name}: got {value!r}; it must be finite.")
+    if not abs(value) <= float(np.finfo(np.float32).max):
+        raise ValueError(f"{name}: got {value!r}; it must be finite in float32.")
     return float(value)
 
 

@@ -35,9 +35,11 @@ class TileRuns(NamedTuple):
 class BlockMask:
     """A mask and the tiles that it leaves alive, for one shape and one tile size.
 
-    Use it as ``mask=`` of `smalti.attention`; at other lengths or head counts than its own it
-    raises. Made by `build_block_mask`.
+    Use it as ``mask=`` of `smalti.attention`; at other lengths than its own it raises, and, where
+    the mask depends on them, at another batch size or number of heads. Made by `build_block_mask`.
     """
+
+    is_block_mask = True
 
     mask: Mask  # bound to the sizes below
     q_runs: TileRuns  # per query tile, runs of key tiles
@@ -52,6 +54,12 @@ class BlockMask:
     def states(self) -> TileStates:
         """Per tile, whether it is alive and whether it is whole: ``[1 or B, 1 or H, nq, nk]``."""
         return runs_to_states(self.q_runs, self.grid.num_kv)
+
+    def __bool__(self):
+        raise TypeError(
+            "a BlockMask has no truth value: `and`, `or` and `not` cannot combine masks. Combine "
+            "them with `&`, `|` and `~` first, then call build_block_mask."
+        )
 
     def __repr__(self):
         grid = self.grid
@@ -72,7 +80,7 @@ def build_block_mask(
       batch, heads: sizes of the call; ``heads`` counts query heads. Tiles are found once for all
         entries where the mask does not depend on them.
       q_len, kv_len: tokens.
-      block_q, block_kv: tile size in tokens; the lengths need not be multiples.
+      block_q, block_kv: tile size in tokens, at most the lengths, which need not be multiples.
 
     Catalogue masks and their combinations are classified in closed form; a general ``mask_mod`` is
     evaluated one row of tiles at a time.
@@ -85,7 +93,8 @@ def build_block_mask(
     for name, size in zip(names, sizes, strict=True):
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 1:
             raise ValueError(f"{name}: got {size!r}; it must be an int of at least 1.")
-    grid = TileGrid(*(int(size) for size in sizes))
+    block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
+    grid = TileGrid(*(int(size) for size in (batch, heads, q_len, kv_len, block_q, block_kv)))
     mask = as_mask(mask_mod).bind(batch, heads, q_len, kv_len)
     return BlockMask(mask, states_to_runs(mask.classify(grid)), grid)
 

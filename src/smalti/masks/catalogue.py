@@ -39,16 +39,20 @@ def causal(offset=None) -> Mask:
 @_factory
 def sliding_window(window: int, offset=None) -> Mask:
     """Exactly ``window`` keys, the query's own last: ``max(0, i − window + 1) ≤ j ≤ i``."""
-    return SlidingWindow(_offset(offset, "sliding_window"), _size(window, "window", 1))
+    return SlidingWindow(
+        _offset(offset, "sliding_window"), _size(window, "sliding_window: window", 1)
+    )
 
 
 @_factory
 def local(left: int, right: int, offset=0) -> Mask:
-    """``left`` keys before the query and ``right`` after it: ``i − left ≤ j ≤ i + right``.
+    """``left`` keys before the query and ``right`` after it: ``i − left ≤ j ≤ i + right``; either
+    may be negative.
 
     Not a causal mask: ``offset`` is 0 unless given.
     """
-    return Local(_offset(offset, "local"), _size(left, "left", 0), _size(right, "right", 0))
+    left, right = _size(left, "local: left"), _size(right, "local: right")
+    return Local(_offset(offset, "local"), left, right)
 
 
 @_factory
@@ -56,7 +60,9 @@ def streaming(*, sinks: int, window: int, offset=None) -> Mask:
     """StreamingLLM (arXiv:2309.17453): ``j < sinks`` or ``max(sinks, i − window + 1) ≤ j``, and
     ``j ≤ i``: the first ``sinks`` tokens and the last ``window``."""
     return Streaming(
-        _offset(offset, "streaming"), _size(sinks, "sinks", 0), _size(window, "window", 1)
+        _offset(offset, "streaming"),
+        _size(sinks, "streaming: sinks", 0),
+        _size(window, "streaming: window", 1),
     )
 
 
@@ -66,16 +72,16 @@ def prefix_lm(prefix, offset=None) -> Mask:
 
     ``prefix``: an int, a traced scalar, or an int32 array ``[B]``.
     """
-    return PrefixLM(_offset(offset, "prefix_lm"), _per_batch(prefix, "prefix"))
+    return PrefixLM(_offset(offset, "prefix_lm"), _per_batch(prefix, "prefix_lm: prefix"))
 
 
 @_factory
 def document(ids) -> Mask:
     """A query sees the keys of its own document; negative ids are padding that nobody sees.
 
-    ``ids``: int32 ``[S]`` or ``[B, S]``, or a pair ``(q_ids, kv_ids)`` of lengths Sq and Sk.
+    ``ids``: int32 ``[S]`` or ``[B, S]``, or a tuple ``(q_ids, kv_ids)`` of lengths Sq and Sk.
     """
-    q_ids, kv_ids = ids if isinstance(ids, (tuple, list)) and len(ids) == 2 else (ids, ids)
+    q_ids, kv_ids = ids if isinstance(ids, tuple) and len(ids) == 2 else (ids, ids)
     return Document(_ids(q_ids), _ids(kv_ids))
 
 
@@ -86,7 +92,8 @@ def lengths(*, q=None, kv=None) -> Mask:
     if q is None and kv is None:
         raise ValueError("lengths: give q=, kv= or both; with neither, use full().")
     return Lengths(
-        None if q is None else _per_batch(q, "q"), None if kv is None else _per_batch(kv, "kv")
+        None if q is None else _per_batch(q, "lengths: q"),
+        None if kv is None else _per_batch(kv, "lengths: kv"),
     )
 
 
@@ -201,8 +208,11 @@ class Streaming(_Offset):
         past = self.band(tiles, None, 0)
         recent = self.band(tiles, self.window - 1, 0)
         sink_some, sink_every = tiles.kv_first < self.sinks, tiles.kv_last < self.sinks
+        # For the tile's last query the window may begin where the sinks end: no gap between.
+        no_gap = tiles.q_last + _over_tiles(self.offset) - self.window < self.sinks
         return TileStates(
-            (past.some & sink_some) | recent.some, (past.every & sink_every) | recent.every
+            (past.some & sink_some) | recent.some,
+            (past.every & (sink_every | no_gap)) | recent.every,
         )
 
     def __repr__(self):
@@ -284,7 +294,7 @@ class Document(Mask):
             if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
                     f"document: {side} ids have shape {list(ids.shape)}; here they must be "
-                    f"[{batch}, {length}] or [1, {length}]. Where Sq ≠ Sk give a pair "
+                    f"[{batch}, {length}] or [1, {length}]. Where Sq ≠ Sk give a tuple "
                     "(q_ids, kv_ids)."
                 )
         return self
@@ -310,10 +320,17 @@ class Document(Mask):
 # What the constructors accept.
 
 
-def _size(value, name: str, least: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise ValueError(f"{name}: got {value!r}; it must be an int of at least {least}.")
-    return int(value)
+# More tokens than any sequence has. Larger sizes and offsets mean the same as this, and sums of
+# three of them stay within int32.
+MANY = 2**29
+
+
+def _size(value, name: str, least: int | None = None) -> int:
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    if not is_int or (least is not None and value < least):
+        allowed = "an int" if least is None else f"an int of at least {least}"
+        raise ValueError(f"{name}: got {value!r}; it must be {allowed}.")
+    return max(-MANY, min(int(value), MANY))
 
 
 def _integers(value, name: str, ndim: int):
@@ -322,27 +339,39 @@ def _integers(value, name: str, ndim: int):
         return int(value)
     if not isinstance(value, (jax.Array, np.ndarray)):
         value = np.asarray(value)
+    if value.size == 0:
+        raise ValueError(f"{name}: got an empty array; it must hold at least one number.")
     if not jnp.issubdtype(value.dtype, jnp.integer) or value.ndim > ndim:
         shapes = "a scalar or [B]" if ndim == 1 else "[S] or [B, S]"
         raise ValueError(
             f"{name}: got {value.dtype}{list(value.shape)}; it must be integers of shape {shapes}."
         )
-    return value.astype(np.int32)
+    return value
 
 
 def _offset(offset, name: str):
-    return None if offset is None else _integers(offset, f"{name}: offset", 1)
+    return None if offset is None else _per_batch(offset, f"{name}: offset")
 
 
 def _per_batch(value, name: str):
-    return _integers(value, name, 1)
+    """Positions or lengths; beyond `MANY` they are as good as `MANY`."""
+    value = _integers(value, name, 1)
+    if isinstance(value, int):
+        return max(-MANY, min(value, MANY))
+    return value.clip(-MANY, MANY).astype(np.int32)
 
 
 def _ids(ids):
     ids = _integers(ids, "document: ids", 2)
     if isinstance(ids, int) or ids.ndim == 0:
         raise ValueError("document: ids are one number; give one id per token, [S] or [B, S].")
-    return ids.reshape((1, -1) if ids.ndim == 1 else ids.shape)
+    known, limits = as_known(ids), np.iinfo(np.int32)
+    if isinstance(known, np.ndarray) and (known.min() < limits.min or known.max() > limits.max):
+        raise ValueError(
+            f"document: ids run from {known.min()} to {known.max()}; they must fit int32. "
+            "Number the documents from 0."
+        )
+    return ids.astype(np.int32).reshape((1, -1) if ids.ndim == 1 else ids.shape)
 
 
 # A value that is an int, a scalar array, or [B].

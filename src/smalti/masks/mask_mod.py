@@ -37,6 +37,8 @@ class TileStates(NamedTuple):
 class Mask:
     """Base of all masks. Combine with ``&``, ``|``, ``~``. Masks are pytrees of their arrays."""
 
+    __array_ufunc__ = None  # `array & mask` is ours, not NumPy's element by element
+
     def __call__(self, b, h, q_idx, kv_idx):
         """Whether query ``q_idx`` sees key ``kv_idx`` in batch entry ``b`` and query head ``h``.
 
@@ -320,6 +322,11 @@ def as_mask(mask) -> Mask:
                 f"mask: got {mask.ndim} dimensions; at most 4, broadcasting to [B, Hq, Sq, Sk]."
             )
         return ArrayMask(mask.reshape((1,) * (4 - mask.ndim) + mask.shape))
+    if getattr(mask, "is_block_mask", False):
+        raise ValueError(
+            f"mask: {mask!r} cannot be combined or built again: its tiles are those of one mask. "
+            "Combine the masks with `&`, `|` and `~` first, then call build_block_mask."
+        )
     if getattr(mask, "is_mask_factory", False):
         raise ValueError(
             f"mask: got the function {mask.__name__} itself; call it: "

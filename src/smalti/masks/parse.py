@@ -21,14 +21,16 @@ def parse(text: str) -> Mask:
     >>> parse("sliding_window(256) | prefix_lm(16)")
     (sliding_window(256) | prefix_lm(16))
     """
+    if not isinstance(text, str):
+        raise ValueError(f"mask: got {type(text).__name__}; parse takes a text like 'causal()'.")
     try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError as error:
+        return _build(ast.parse(text.strip(), mode="eval").body, text)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        reason = getattr(error, "msg", None) or "it is nested too deeply"
         raise ValueError(
-            f"mask {text!r} cannot be read ({error.msg}); write it like "
+            f"mask {text[:80]!r} cannot be read ({reason}); write it like "
             "'streaming(sinks=4, window=512) & causal()'."
         ) from error
-    return _build(tree, text)
 
 
 def _build(node: ast.expr, text: str) -> Mask:
@@ -66,7 +68,7 @@ def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
 def _number(node: ast.expr, text: str) -> int:
     try:
         value = ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):
         value = None
     if isinstance(value, bool) or not isinstance(value, int):
         raise ValueError(f"mask {text!r}: {ast.unparse(node)!r} is not a whole number.")

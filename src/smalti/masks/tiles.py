@@ -92,13 +92,18 @@ class TileIndex:
         sizes = (self.num_b, self.num_h, self.block_q, self.block_kv)
         start = tuple(i if n > 1 else 0 for i, n in zip(full, shape, strict=True))
         size = tuple(s if n > 1 else 1 for s, n in zip(sizes, shape, strict=True))
-        return start, size
+        return int32s(*start), size
 
     def slice(self, array):
         """This step's part of an array that broadcasts to ``[B, H, Sq, Sk]`` (padded to tiles)."""
         tiles = [0] if array.shape[3] == 1 else list(self.kv_tiles)
         parts = [lax.dynamic_slice(array, *self.starts(array.shape, tile)) for tile in tiles]
         return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=3)
+
+
+def int32s(*indices) -> tuple:
+    """Indices of one type, which slices need: with x64 enabled, Python's ints would be int64."""
+    return tuple(jnp.asarray(i, jnp.int32) for i in indices)
 
 
 def as_known(array):

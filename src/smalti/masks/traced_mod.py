@@ -29,7 +29,6 @@ class TracedMod:
     captured: tuple[Any, ...]
     jaxpr: Any = dataclasses.field(metadata={"static": True})
     depends: tuple[bool, ...] = dataclasses.field(metadata={"static": True})
-    casts: bool = dataclasses.field(metadata={"static": True})  # traced under shard_map
 
     @property
     def is_known(self) -> bool:
@@ -56,7 +55,8 @@ class TracedMod:
 
     def call(self, *args):
         """The scalar program on scalars."""
-        evaluate = _evaluate_varying if self.casts else core.eval_jaxpr
+        varying = varying_axes((self.captured, args))
+        evaluate = _evaluate_varying if varying else core.eval_jaxpr
         (out,) = evaluate(self.jaxpr, self.captured, *args)
         return out
 
@@ -101,8 +101,7 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
             f"{name}: for scalar arguments it must return one scalar, "
             f"{'boolean' if result is bool else 'floating-point'}; it returned ({got})."
         )
-    varying = bool(varying_axes(closed.consts))
-    return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr), varying)
+    return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr))
 
 
 def _depends(jaxpr) -> tuple[bool, ...]:

@@ -51,7 +51,8 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
         q,
     )
     # Kept as [D, rows]: with keys first, that product too reads its left operand by rows.
-    no_dq = vary_like(jnp.zeros((walk.num_b, walk.num_h, q.shape[4], group * block_q)), q)
+    no_dq = jnp.zeros((walk.num_b, walk.num_h, q.shape[4], group * block_q), jnp.float32)
+    no_dq = vary_like(no_dq, q)
 
     def row(totals, r):
         q_tile, do_tile, lse_tile, delta_tile = (
@@ -111,7 +112,7 @@ def backward(q, k, v, dout, lse, delta, mods: Mods, walk: Walk, precision):
         dq, totals = lax.fori_loop(walk.row_start[r], walk.row_stop[r], chunk, (no_dq, totals))
         return totals, dq.swapaxes(2, 3)
 
-    totals, dq = lax.scan(row, zero, jnp.arange(len(walk.row_q)))
+    totals, dq = lax.scan(row, zero, jnp.arange(len(walk.row_q), dtype=jnp.int32))
     return join_rows(dq, walk, group), totals
 
 

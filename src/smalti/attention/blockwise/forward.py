@@ -26,9 +26,8 @@ def forward(q, k, v, mods: Mods, walk: Walk, precision):
     """
     group, block_q = q.shape[2], walk.grid.block_q
     rows = (walk.num_b, walk.num_h, group * block_q)
-    empty = vary_like(
-        State(jnp.full(rows, -jnp.inf), jnp.zeros(rows), jnp.zeros((*rows, v.shape[3]))), q
-    )
+    shapes = ((rows, -jnp.inf), (rows, 0), ((*rows, v.shape[3]), 0))
+    empty = vary_like(State(*(jnp.full(shape, fill, jnp.float32) for shape, fill in shapes)), q)
 
     def row(_, r):
         q_tile = steps.take_queries(q, walk, r)  # [num_b, num_h, G * block_q, D]
@@ -49,7 +48,7 @@ def forward(q, k, v, mods: Mods, walk: Walk, precision):
         state = lax.fori_loop(walk.row_start[r], walk.row_stop[r], chunk, empty)
         return None, finish(state)
 
-    _, (out, lse) = lax.scan(row, None, jnp.arange(len(walk.row_q)))
+    _, (out, lse) = lax.scan(row, None, jnp.arange(len(walk.row_q), dtype=jnp.int32))
     return join_rows(out, walk, group), join_rows(lse, walk, group)
 
 

@@ -8,7 +8,8 @@ from jax import lax
 
 from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
-from smalti.masks.tiles import TileIndex
+from smalti.masks.tiles import TileIndex, int32s
+from smalti.varying import vary_like
 
 # Axes of every product here: batch entries and key heads ride along as batch dimensions.
 _BATCH = ((0, 1), (0, 1))
@@ -32,7 +33,7 @@ def take_queries(array, walk: Walk, row):
     start = (*_group_start(walk, row, array), 0, walk.row_q[row] * block_q)
     sizes = (walk.num_b, walk.num_h, group, block_q, *array.shape[4:])
     start = (*start, *(0,) * (array.ndim - 4))
-    tile = lax.dynamic_slice(array, start, sizes)
+    tile = lax.dynamic_slice(array, int32s(*start), sizes)
     return tile.reshape(walk.num_b, walk.num_h, group * block_q, *array.shape[4:])
 
 
@@ -45,7 +46,7 @@ def take_keys(array, walk: Walk, row, chunk):
     sizes = (walk.num_b, walk.num_h, block_kv, array.shape[3])
     start = _group_start(walk, row, array)
     parts = [
-        lax.dynamic_slice(array, (*start, walk.tiles[chunk, i] * block_kv, 0), sizes)
+        lax.dynamic_slice(array, int32s(*start, walk.tiles[chunk, i] * block_kv, 0), sizes)
         for i in range(walk.chunk_tiles)
     ]
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=2)
@@ -57,7 +58,7 @@ def add_keys(total, update, walk: Walk, row, chunk):
     block_kv = walk.grid.block_kv
     for i in range(walk.chunk_tiles):
         part = update[:, :, i * block_kv : (i + 1) * block_kv]
-        start = (*_group_start(walk, row, total), walk.tiles[chunk, i] * block_kv, 0)
+        start = int32s(*_group_start(walk, row, total), walk.tiles[chunk, i] * block_kv, 0)
         old = lax.dynamic_slice(total, start, part.shape)
         total = lax.dynamic_update_slice(total, old + part, start)
     return total
@@ -107,15 +108,24 @@ def to_heads(scores, group: int, keys_first: bool):
 
 
 def score(products, mods: Mods, walk: Walk, index: TileIndex, *, keys_first: bool):
-    """Scores before bias and mask from a tile of ``q·k``, float32."""
+    """Scores before bias and mask from a tile of ``q·k``, float32; −inf where score_mod hides."""
     scores = products * mods.scale
-    if mods.score_mod is not None:
-        group = index.num_h // walk.num_h
-        by_head = mods.score_mod.over_scores(
-            to_heads(scores, group, keys_first), index.b, index.h, index.q_idx, index.kv_idx
-        ).astype(jnp.float32)
-        scores = from_heads(by_head, walk, group, keys_first).reshape(products.shape)
-    return mods.cap(scores)
+    if mods.score_mod is None:
+        return mods.cap(scores)
+    group = index.num_h // walk.num_h
+    # A product that is not finite comes from a query or key that is not. Whether score_mod hides it
+    # must not hang on that (NaN − inf = NaN), and if it does not, the row is spoiled.
+    finite = jnp.isfinite(scores)
+    by_head = mods.score_mod.over_scores(
+        to_heads(jnp.where(finite, scores, 0), group, keys_first),
+        index.b,
+        index.h,
+        index.q_idx,
+        index.kv_idx,
+    ).astype(jnp.float32)
+    scores = from_heads(by_head, walk, group, keys_first).reshape(products.shape)
+    hidden = scores == -jnp.inf  # before the cap, which would make it −softcap
+    return jnp.where(hidden, -jnp.inf, jnp.where(finite, mods.cap(scores), jnp.nan))
 
 
 def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex, *, keys_first: bool):
@@ -144,11 +154,12 @@ def hide(scores, mods: Mods, walk: Walk, chunk, index: TileIndex, *, keys_first:
             visible = visible & (bias != -jnp.inf)
         if mods.may_hide:
             visible = visible & (rows != -jnp.inf)
-        seen = visible.any((3, 4) if keys_first else (2, 3))
+        seen = vary_like(visible.any((3, 4) if keys_first else (2, 3)), scores)
         return jnp.where(visible, rows, -jnp.inf).reshape(scores.shape), seen
 
     def whole(scores):
-        return scores, jnp.ones(jax.eval_shape(cut, scores)[1].shape, bool)
+        seen = jnp.ones(jax.eval_shape(cut, scores)[1].shape, bool)
+        return scores, vary_like(seen, scores)
 
     if mods.may_hide or not walk.some_whole:
         return cut(scores)

@@ -66,7 +66,9 @@ def blockwise(
     out, lse = _attend(q, k, v, bias, floats, mods, walk, precision)
     if sinks is not None:  # a key with a score and no value
         sink = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None], lse.shape)
+        empty = (lse == -jnp.inf)[..., None]  # 0 whatever the sink, and so is its derivative
         out, lse = merge(out, lse, jnp.zeros_like(out), sink)
+        out = jnp.where(empty, 0, out)
     return out.astype(q.dtype), lse
 
 

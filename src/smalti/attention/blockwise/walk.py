@@ -70,7 +70,14 @@ def plan(
     def states_at(block_q: int, block_kv: int) -> tuple[TileGrid, TileStates]:
         grid = TileGrid(batch, heads, q_len, kv_len, min(block_q, q_len), min(block_kv, kv_len))
         if isinstance(mask, BlockMask):
-            grid, states = _at_grid(mask, grid)
+            asked = grid
+            grid, states = _at_grid(mask, asked)
+            if block_sizes is not None and grid != asked:
+                raise ValueError(
+                    f"block_sizes: got {block_sizes} with {mask!r}; block_q must be a multiple of "
+                    "its block_q, and block_kv a multiple or a divisor of its block_kv. Leave "
+                    "block_sizes out, or build the BlockMask with such tiles."
+                )
         else:
             states = mask.classify(grid)
         xp = np if isinstance(states.some, np.ndarray) else jnp
@@ -191,7 +198,7 @@ def _at_grid(block_mask: BlockMask, grid: TileGrid) -> tuple[TileGrid, TileState
         num_kv = -(-own.kv_len // grid.block_kv)
         some, every = (x.repeat(factor, axis=-1)[..., :num_kv] for x in (some, every))
         block_kv = grid.block_kv
-    return dataclasses.replace(own, block_q=block_q, block_kv=block_kv), TileStates(some, every)
+    return dataclasses.replace(grid, block_q=block_q, block_kv=block_kv), TileStates(some, every)
 
 
 def _join(some, every, factor: int, axis: int):
