@@ -5,7 +5,7 @@ import pytest
 
 import smalti
 from smalti import masks
-from tests.support.calls import check, run
+from tests.support.calls import check, program
 from tests.support.cases import FEATURES, MASKS, SIZES, relative, spread
 from tests.support.inputs import DTYPES, LOGITS, Sizes, draw, normal
 
@@ -80,7 +80,8 @@ def test_two_runs_are_bitwise_equal(implementation):
     sizes = SIZES["300x300"]
     arguments = MASKS["streaming"](sizes) | FEATURES["all"](sizes)
     inputs = draw(sizes)
-    first, second = (run(inputs, implementation=implementation, **arguments) for _ in range(2))
+    attend = program(implementation=implementation, **arguments)
+    first, second = attend(inputs), attend(inputs)
     for name in first:
         np.testing.assert_array_equal(first[name], second[name], err_msg=name)
 

@@ -21,8 +21,11 @@ def call(q, k, v, *, score_mod=None, captured=(), **arguments):
     return smalti.attention(q, k, v, **arguments)
 
 
-def run(inputs: Inputs, *, bias=None, sinks=None, captured=(), **arguments) -> dict:
-    """Result, lse and all gradients, with cotangents for both, by name."""
+def program(*, bias=None, sinks=None, captured=(), **arguments):
+    """A function of `Inputs` that gives result, lse and all gradients, with cotangents for both, by
+    name. What it compiles, it compiles once."""
+    captured = tuple(jnp.asarray(x) for x in captured)
+    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in captured]
 
     def forward(q, k, v, bias, sinks, captured):
         return call(
@@ -30,27 +33,28 @@ def run(inputs: Inputs, *, bias=None, sinks=None, captured=(), **arguments) -> d
         )
 
     @jax.jit
-    def program(inputs, cotangents):
-        results, pull = jax.vjp(forward, *inputs)
+    def compiled(primals, cotangents):
+        results, pull = jax.vjp(forward, *primals)
         return results, pull(cotangents)
 
-    floats = [jnp.issubdtype(x.dtype, jnp.floating) for x in captured]
-    differentiable = tuple(jnp.asarray(x) for x in captured)
-    primals = (inputs.q, inputs.k, inputs.v, bias, sinks, differentiable)
-    (out, lse), grads = program(primals, (inputs.dout, inputs.dlse))
-    dq, dk, dv, dbias, dsinks, dcaptured = grads
-    found = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
-    if bias is not None:
-        found["dbias"] = dbias
-    if sinks is not None:
-        found["dsinks"] = dsinks
-    found |= {f"captured{i}": x for i, x in enumerate(dcaptured) if floats[i]}
-    for name, x in found.items():
-        expected = {"lse": jnp.float32, "dbias": getattr(bias, "dtype", None)}.get(name)
-        if name in ("out", "dq", "dk", "dv"):
-            expected = inputs.q.dtype
-        assert expected is None or x.dtype == expected, f"{name}: {x.dtype}, not {expected}"
-    return {name: np.asarray(x) for name, x in found.items()}
+    def tensors(inputs: Inputs) -> dict:
+        primals = (inputs.q, inputs.k, inputs.v, bias, sinks, captured)
+        (out, lse), grads = compiled(primals, (inputs.dout, inputs.dlse))
+        dq, dk, dv, dbias, dsinks, dcaptured = grads
+        found = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
+        found |= {"dbias": dbias} if bias is not None else {}
+        found |= {"dsinks": dsinks} if sinks is not None else {}
+        for name, x in found.items():
+            like = {"lse": inputs.dlse, "dbias": bias, "dsinks": sinks}.get(name, inputs.q)
+            assert x.dtype == like.dtype, f"{name}: {x.dtype}, not {like.dtype}"
+        found |= {f"captured{i}": x for i, x in enumerate(dcaptured) if floats[i]}
+        return {name: np.asarray(x) for name, x in found.items()}
+
+    return tensors
+
+
+def run(inputs: Inputs, **arguments) -> dict:
+    return program(**arguments)(inputs)
 
 
 def check(implementation: str, inputs: Inputs, *, block_sizes=None, **arguments) -> dict:
@@ -58,10 +62,3 @@ def check(implementation: str, inputs: Inputs, *, block_sizes=None, **arguments)
     got = run(inputs, implementation=implementation, block_sizes=block_sizes, **arguments)
     judge(inputs.q, inputs.k, inputs.v, dout=inputs.dout, dlse=inputs.dlse, **arguments).check(got)
     return got
-
-
-def tile_sizes(implementation: str):
-    """Block sizes worth comparing; only None where an implementation has no tiles."""
-    if implementation == "reference":
-        return [None]
-    return [None, *(smalti.BlockSizes(*s) for s in ((32, 16), (64, 256)))]

@@ -43,12 +43,10 @@ def _block_mask(sizes: Sizes):
 # Each: sizes → arguments of `smalti.attention`.
 MASKS: dict[str, Callable[[Sizes], dict]] = {
     "none": lambda s: {},
-    "full": lambda s: {"mask": masks.full()},
     "causal": lambda s: {"mask": masks.causal()},
     "causal top-left": lambda s: {"mask": masks.causal(offset=0)},
     "causal, empty rows": lambda s: {"mask": masks.causal(offset=-5)},
     "sliding_window": lambda s: {"mask": masks.sliding_window(19)},
-    "sliding_window of 1": lambda s: {"mask": masks.sliding_window(1)},
     "local": lambda s: {"mask": masks.local(9, 4)},
     "streaming": lambda s: {"mask": masks.streaming(sinks=4, window=33)},
     "prefix_lm": lambda s: {"mask": masks.prefix_lm(np.arange(s.B, dtype=np.int32) * 11 + 3)},
@@ -61,7 +59,6 @@ MASKS: dict[str, Callable[[Sizes], dict]] = {
     },
     "mask_mod": lambda s: {"mask": lambda b, h, q_idx, kv_idx: (q_idx + 2 * kv_idx + h) % 3 == b},
     "array": lambda s: {"mask": _rng(s).random(s.scores) < 0.4},
-    "array of keys": lambda s: {"mask": _rng(s).random((s.B, 1, 1, s.Sk)) < 0.4},
     "combination": lambda s: {
         "mask": (masks.causal() & ~masks.local(3, 0)) | masks.sliding_window(2)
     },

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from smalti import masks
+from smalti import BlockSizes, attention, masks
 from tests.support.calls import IMPLEMENTATIONS, call
 from tests.support.cases import per_head
 from tests.support.inputs import Sizes, draw, normal
@@ -76,6 +76,53 @@ def main():
                 both(floats, local),
             )
             print(implementation, name, "agrees")
+    check_without_bias(mesh)
+
+
+def check_without_bias(mesh):
+    """Calls whose walk has whole and cut chunks, and mods whose arrays are the same everywhere."""
+    q, k, v = (normal(4, 40, 4, 8, seed=name) for name in "qkv")
+    ids = jnp.asarray(np.sort(np.random.default_rng(1).integers(0, 3, (4, 40)), 1), jnp.int32)
+    table = jnp.linspace(0.0, 1.0, 40)
+    by_head = P("data", None, "model")
+    calls = {
+        "causal": lambda ids, table: {"mask": masks.causal()},
+        "segments": lambda ids, table: {"segment_ids": ids},
+        "lengths": lambda ids, table: {"mask": masks.lengths(kv=ids.max() + 20)},
+        "array": lambda ids, table: {"mask": table[None, :] <= table[:, None]},
+        "score_mod": lambda ids, table: {
+            "score_mod": lambda s, b, h, q_idx, kv_idx: s - 0.1 * (q_idx - kv_idx)
+        },
+        "captured": lambda ids, table: {
+            "mask": lambda b, h, q_idx, kv_idx: table[kv_idx] <= table[q_idx],
+            "score_mod": lambda s, b, h, q_idx, kv_idx: s + table[kv_idx],
+        },
+    }
+    for implementation in IMPLEMENTATIONS:
+        sizes = {"block_sizes": BlockSizes(8, 8)} if implementation == "blockwise" else {}
+        for name, arguments in calls.items():
+
+            def local(q, k, v, ids, table, arguments=arguments, implementation=implementation):
+                return attention(
+                    q, k, v, implementation=implementation, **sizes, **arguments(ids, table)
+                )
+
+            sharded = jax.shard_map(
+                local,
+                mesh=mesh,
+                in_specs=(by_head,) * 3 + (P("data"), P()),
+                out_specs=by_head,
+            )
+
+            def gradients(function, ids=ids):
+                def loss(q, k, v, table):
+                    return jnp.sum(jnp.sin(function(q, k, v, ids, table)))
+
+                return jax.jit(jax.grad(loss, (0, 1, 2, 3)))(q, k, v, table)
+
+            for a, b in zip(gradients(sharded), gradients(local), strict=True):
+                np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-5)
+            print(implementation, name, "without bias agrees")
 
 
 if __name__ == "__main__":
