@@ -102,7 +102,9 @@ def check_without_bias(mesh):
         sizes = {"block_sizes": BlockSizes(8, 8)} if implementation == "blockwise" else {}
         for name, arguments in calls.items():
 
-            def local(q, k, v, ids, table, arguments=arguments, implementation=implementation):
+            def local(
+                q, k, v, ids, table, arguments=arguments, implementation=implementation, sizes=sizes
+            ):
                 return attention(
                     q, k, v, implementation=implementation, **sizes, **arguments(ids, table)
                 )
