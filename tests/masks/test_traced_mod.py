@@ -91,7 +91,7 @@ def test_captured_arrays_come_out_and_known_ones_are_known():
 def test_floating_captured_arrays_can_be_taken_out_and_put_back():
     ids = jnp.arange(5)
     mod = trace_score(lambda s, b, h, q, k: s + TABLE[k] * ids[k])
-    without = mod.with_floating(None)
+    without = mod.without_floating()
     assert sum(x is None for x in without.captured) == 1
     assert any(x is not None for x in without.captured)
     other = without.with_floating([10 * TABLE])

@@ -99,5 +99,5 @@ def _modified(score_mod: TracedMod, scores, visible, indices):
     # If nothing at all is visible, the place picked is hidden too.
     some = visible.any()
     floats = [jnp.where(some, x, lax.stop_gradient(x)) for x in score_mod.floating]
-    mod = score_mod.with_floating(None).with_floating(floats)
+    mod = score_mod.with_floating(floats)
     return jax.vmap(mod.call)(*flat).astype(jnp.float32).reshape(visible.shape)

@@ -138,8 +138,7 @@ class _Offset(Mask):
         """``i − left ≤ j ≤ i + right`` by tile, exactly; None is no bound."""
         offset = _over_tiles(self.offset)
         first, last = tiles.q_first + offset, tiles.q_last + offset  # positions of the tile's rows
-        some = (first <= last) & (tiles.kv_first <= tiles.kv_last)
-        every = some
+        some = every = np.ones((1, 1, tiles.num_q, tiles.num_kv), bool)
         if right is not None:
             some = some & (tiles.kv_first <= last + right)
             every = every & (tiles.kv_last <= first + right)

@@ -250,8 +250,8 @@ class BoundMaskMod(Mask):
             q_idx = q_tile * tiles.block_q + jnp.arange(tiles.block_q, dtype=jnp.int32)
             visible = self.mod.over_tile(b, h, q_idx, kv_idx)
             real = (q_idx < tiles.q_len)[None, None, :, None]
-            some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, False)
-            every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, True)
+            some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, every=False)
+            every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, every=True)
             return some[:, :, 0], every[:, :, 0]
 
         some, every = jax.lax.map(row, jnp.arange(tiles.num_q, dtype=jnp.int32))
@@ -299,8 +299,8 @@ class ArrayMask(Mask):
         array = as_known(self.array)
         xp = np if isinstance(array, np.ndarray) else jnp
         array = xp.broadcast_to(array, (*array.shape[:2], tiles.q_len, tiles.kv_len))
-        some = reduce_tiles(array, tiles.block_q, tiles.block_kv, False)
-        every = reduce_tiles(array, tiles.block_q, tiles.block_kv, True)
+        some = reduce_tiles(array, tiles.block_q, tiles.block_kv, every=False)
+        every = reduce_tiles(array, tiles.block_q, tiles.block_kv, every=True)
         return TileStates(some, every)
 
     def __repr__(self):

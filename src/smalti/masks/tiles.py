@@ -111,7 +111,7 @@ def as_known(array):
     return array if isinstance(array, core.Tracer) else np.asarray(array)
 
 
-def reduce_tiles(visible: Any, block_q: int, block_kv: int, every: bool):
+def reduce_tiles(visible: Any, block_q: int, block_kv: int, *, every: bool):
     """any (``every=False``) or all (``every=True``) over the tiles of ``[..., q, kv]``.
 
     What is missing from ragged tiles is neutral.

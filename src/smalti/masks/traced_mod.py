@@ -38,20 +38,18 @@ class TracedMod:
     @property
     def floating(self) -> list:
         """The captured arrays that can have a gradient."""
-        return [x for x in self.captured if jnp.issubdtype(jnp.result_type(x), jnp.floating)]
+        return [x for x in self.captured if _is_floating(x)]
 
-    def with_floating(self, arrays: list | None) -> TracedMod:
-        """The mod with its floating captured arrays replaced, or taken out (None)."""
-        if arrays is None:
-            floating = jnp.floating
-            kept = (
-                None if jnp.issubdtype(jnp.result_type(x), floating) else x for x in self.captured
-            )
-            return dataclasses.replace(self, captured=tuple(kept))
+    def without_floating(self) -> TracedMod:
+        """The mod with its floating captured arrays taken out (None)."""
+        kept = (None if _is_floating(x) else x for x in self.captured)
+        return dataclasses.replace(self, captured=tuple(kept))
+
+    def with_floating(self, arrays: list) -> TracedMod:
+        """The mod with its floating captured arrays, in place or taken out, replaced in order."""
         rest = iter(arrays)
-        return dataclasses.replace(
-            self, captured=tuple(next(rest) if x is None else x for x in self.captured)
-        )
+        replaced = (next(rest) if x is None or _is_floating(x) else x for x in self.captured)
+        return dataclasses.replace(self, captured=tuple(replaced))
 
     def call(self, *args):
         """The scalar program on scalars."""
@@ -102,6 +100,10 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
             f"{'boolean' if result is bool else 'floating-point'}; it returned ({got})."
         )
     return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr))
+
+
+def _is_floating(x) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
 
 def _depends(jaxpr) -> tuple[bool, ...]:

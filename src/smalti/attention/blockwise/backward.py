@@ -149,7 +149,7 @@ def _captured(products, dscores, visible, mods: Mods, index: TileIndex, floats):
     flat = [jnp.where(seen, x, x[pick]) for x in flat]
 
     def score(floats):
-        mod = score_mod.with_floating(None).with_floating(floats)
+        mod = score_mod.with_floating(floats)
         return mods.cap(jax.vmap(mod.call)(*flat).astype(jnp.float32))
 
     def gradients():

@@ -57,7 +57,7 @@ def blockwise(
         mask = mask.mask
     floats = [] if score_mod is None else score_mod.floating
     mods = Mods(
-        mask, None if score_mod is None else score_mod.with_floating(None), None, scale, softcap
+        mask, None if score_mod is None else score_mod.without_floating(), None, scale, softcap
     )
     precision = float32_precision() if q.dtype == jnp.float32 else None
 
@@ -72,17 +72,15 @@ def blockwise(
     return out.astype(q.dtype), lse
 
 
-@functools.partial(jax.jit, static_argnums=(7,))
-def _attend(q, k, v, bias, floats, mods, walk, precision):
-    return _attend_vjp(precision, q, k, v, bias, floats, mods, walk)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(7,))
+def _attend_vjp(q, k, v, bias, floats, mods, walk, precision):
+    return _forward(q, k, v, bias, floats, mods, walk, precision)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_vjp(precision, q, k, v, bias, floats, mods, walk):
-    return _forward(precision, q, k, v, bias, floats, mods, walk)[0]
+_attend = jax.jit(_attend_vjp, static_argnums=(7,))
 
 
-def _forward(precision, q, k, v, bias, floats, mods, walk):
+def _forward(q, k, v, bias, floats, mods, walk, precision):
     q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)
     mods_filled = _fill(mods, padded_bias, floats, walk)
     out, lse = forward(q_tiles, k_tiles, v_tiles, mods_filled, walk, precision)

@@ -19,9 +19,8 @@ import numpy as np
 
 from smalti.attention.block_sizes import BlockSizes
 from smalti.masks import BlockMask, Mask
-from smalti.masks.block_mask import runs_to_states
 from smalti.masks.mask_mod import TileStates
-from smalti.masks.tiles import TileGrid
+from smalti.masks.tiles import TileGrid, reduce_tiles
 
 KV_TILE = 128  # keys; the grain at which dead keys are left out
 # Queries of a row, and how fast products of that height are, against those of 256.
@@ -89,11 +88,11 @@ def plan(
         grid, states = states_at(block_sizes.block_q, tile)
         chunk = block_sizes.block_kv
     else:
-        grid, states = states_at(UNKNOWN_BLOCK_Q, KV_TILE)
+        choices = {block_q: states_at(block_q, KV_TILE) for block_q in RATES}
+        grid, states = choices[UNKNOWN_BLOCK_Q]
         chunk = CHUNK
         if isinstance(states.some, np.ndarray):
-            choices = [states_at(block_q, KV_TILE) for block_q in RATES]
-            grid, states = min(choices, key=lambda choice: _cost(*choice))
+            grid, states = min(choices.values(), key=lambda choice: _cost(*choice))
             chunk = _chunk(grid, states)
     n = min(max(chunk // grid.block_kv, 1), grid.num_kv)
     return _lay_out(states, grid, n, heads // kv_heads, kv_heads)
@@ -109,6 +108,7 @@ def _cost(grid: TileGrid, states: TileStates) -> float:
     """Relative time of a walk: the pairs that it computes over the rate at this tile height."""
     n = max(_chunk(grid, states) // grid.block_kv, 1)
     chunks = -(-states.some.sum(-1) // n)
+    # A height of its own: cut down to q_len, or a BlockMask's.
     rate = RATES.get(grid.block_q, min(RATES.values()))
     return chunks.mean() * grid.num_q * grid.block_q * n * grid.block_kv / rate
 
@@ -184,33 +184,18 @@ def _at_grid(block_mask: BlockMask, grid: TileGrid) -> tuple[TileGrid, TileState
     """The states of a BlockMask at our tile sizes: tiles joined or split; where neither fits, the
     BlockMask's own size is kept."""
     own = block_mask.grid
-    states = runs_to_states(block_mask.q_runs, own.num_kv)
-    some, every = states
+    some, every = block_mask.states()
     block_q, block_kv = own.block_q, own.block_kv
-    if grid.block_q % block_q == 0:
-        some, every = _join(some, every, grid.block_q // block_q, axis=-2)
-        block_q = grid.block_q
-    if grid.block_kv % block_kv == 0:
-        some, every = _join(some, every, grid.block_kv // block_kv, axis=-1)
-        block_kv = grid.block_kv
-    elif block_kv % grid.block_kv == 0:
-        factor = block_kv // grid.block_kv
-        num_kv = -(-own.kv_len // grid.block_kv)
-        some, every = (x.repeat(factor, axis=-1)[..., :num_kv] for x in (some, every))
+    join_q = grid.block_q // block_q if grid.block_q % block_q == 0 else 1
+    join_kv = grid.block_kv // block_kv if grid.block_kv % block_kv == 0 else 1
+    some = reduce_tiles(some, join_q, join_kv, every=False)
+    every = reduce_tiles(every, join_q, join_kv, every=True)
+    block_q, block_kv = block_q * join_q, block_kv * join_kv
+    if block_kv % grid.block_kv == 0:
+        split, num_kv = block_kv // grid.block_kv, -(-own.kv_len // grid.block_kv)
+        some, every = (x.repeat(split, axis=-1)[..., :num_kv] for x in (some, every))
         block_kv = grid.block_kv
     return dataclasses.replace(grid, block_q=block_q, block_kv=block_kv), TileStates(some, every)
-
-
-def _join(some, every, factor: int, axis: int):
-    xp = np if isinstance(some, np.ndarray) else jnp
-    size = some.shape[axis]
-    pad = [(0, 0)] * some.ndim
-    pad[axis] = (0, -size % factor)
-    some, every = xp.pad(some, pad), xp.pad(every, pad, constant_values=True)
-    shape = list(some.shape)
-    shape[axis : some.ndim if axis == -1 else axis + 1] = [some.shape[axis] // factor, factor]
-    some, every = some.reshape(shape), every.reshape(shape)
-    return some.any(axis), every.all(axis)
 
 
 def _largest_divisor(n: int, most: int) -> int:
