@@ -105,8 +105,8 @@ def test_varies_with_the_batch_entry_only_if_its_arrays_do(mask, varies):
         (lambda: masks.sliding_window(0), "window: got 0; it must be an int of at least 1."),
         (lambda: masks.sliding_window(1.5), "window: got 1.5; it must be an int of at least 1."),
         (lambda: masks.sliding_window(True), "window: got True; it must be an int of at least 1."),
-        (lambda: masks.local(-1, 0), "left: got -1; it must be an int of at least 0."),
-        (lambda: masks.local(0, -2), "right: got -2; it must be an int of at least 0."),
+        (lambda: masks.local(1.5, 0), "local: left: got 1.5; it must be an int."),
+        (lambda: masks.local(0, "2"), "local: right: got '2'; it must be an int."),
         (lambda: masks.streaming(sinks=-1, window=1), "sinks: got -1; it must be an int of at"),
         (lambda: masks.streaming(sinks=1, window=0), "window: got 0; it must be an int of at"),
         (
@@ -144,7 +144,7 @@ def test_a_wrong_argument_is_named(make, text):
         (
             masks.document(np.zeros((2, 5), np.int32)),
             "document: kv ids have shape [2, 5]; here they must be [2, 6] or [1, 6]. Where Sq ≠ Sk "
-            "give a pair (q_ids, kv_ids).",
+            "give a tuple (q_ids, kv_ids).",
         ),
         (masks.document(np.zeros((3, 5), np.int32)), "document: q ids have shape [3, 5]"),
     ],

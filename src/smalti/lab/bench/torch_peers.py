@@ -19,7 +19,7 @@ class Unavailable(Exception):
 
 def build(name: str, case: Case, inputs: Inputs) -> Callable[[], Any]:
     try:
-        import torch
+        import torch  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise Unavailable(f"PyTorch is not installed ({error})") from error
 
@@ -59,7 +59,7 @@ def _sdpa(torch, case: Case, inputs: Inputs):
 
 
 def _flex(torch, case: Case, inputs: Inputs):
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention  # pyright: ignore[reportMissingImports]
 
     ids = torch.from_numpy(inputs.ids)
     block_mask = create_block_mask(
