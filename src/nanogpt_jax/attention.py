@@ -40,6 +40,11 @@ def make_attention(config: Config, seq_len: int | None = None) -> AttentionChoic
     kernel, reason = _kernel(config.attention, platform, S)
     preprocess, how = _preprocess(config, platform)
     pairs = count_visible_pairs(config.attention.mask_text, S)
+    if not pairs:
+        raise UserError(
+            f"attention.mask: {config.attention.mask_text!r} hides every key from every query of "
+            f"{S}: nothing would be attended to; use a mask that leaves some, such as 'causal()'"
+        )
 
     def attention(q, k, v, q_scale, k_scale):
         return kernel(*preprocess(q, k, v, q_scale=q_scale, k_scale=k_scale))

@@ -1,11 +1,13 @@
 """Checkpoints with orbax: whole or not there at all, the last few and the best kept.
 
 A checkpoint is the folder checkpoints/<step>/ with the items `params`, `optimizer` and `meta`
-(config, fingerprint of the data, tokenizer, losses). It is written under another name and renamed
-when complete, and renamed before it is deleted, so that a process killed at any moment leaves only
-whole checkpoints under their names. What a killed one left is removed at the next start.
+(config, fingerprint of the data, tokenizer, losses, checksums). It is written under another
+name and renamed when complete, and renamed before it is deleted, so that a process killed at any
+moment leaves only whole checkpoints under their names. What a killed one left is removed at the
+next start.
 """
 
+import hashlib
 import logging
 import shutil
 from collections.abc import Mapping
@@ -13,11 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from nanogpt_jax.config import Config, UserError, parse_config
 from nanogpt_jax.data import Dataset, check_fingerprint
 from nanogpt_jax.model import Params
+from nanogpt_jax.run_folder import WriteError
 from nanogpt_jax.step import State
 
 # orbax reports every file at level WARNING or INFO; its failures are exceptions.
@@ -37,6 +41,28 @@ MUST_MATCH = (
 
 ONLY_AROUND = ("run", "checkpoint", "logging", "sampling", "training.eval", "data.corpus")
 """Beginnings of what may change without a word: it does not touch the weights."""
+
+
+META_TYPES: dict[str, tuple[type, ...]] = {
+    "step": (int,),
+    "config": (dict,),
+    "tokenizer": (str,),
+    "fingerprint": (dict,),
+    "device_count": (int,),
+    "time_s": (int, float),
+    "sha256": (dict,),
+}
+"""What every checkpoint says of itself."""
+
+
+def sha256_of_arrays(tree: Any) -> str:
+    """Of all leaves, in order; each is whole on every device."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(tree):
+        array = np.asarray(leaf.addressable_data(0))
+        digest.update(f"{array.dtype}{array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
 
 
 class Checkpoints:
@@ -63,14 +89,25 @@ class Checkpoints:
         """Writes the state under its step, unless it is there already, and deletes old ones."""
         step = int(state.step)
         if step not in self.steps():
-            self._checkpointer.save(
-                self.path(step),
-                args=ocp.args.Composite(
-                    params=ocp.args.StandardSave(state.params),
-                    optimizer=ocp.args.StandardSave((state.step, state.optimizer)),
-                    meta=ocp.args.JsonSave({"step": step, **meta}),
-                ),
-            )
+            optimizer = (state.step, state.optimizer)
+            sums = {
+                "params": sha256_of_arrays(state.params),
+                "optimizer": sha256_of_arrays(optimizer),
+            }
+            try:
+                self._checkpointer.save(
+                    self.path(step),
+                    args=ocp.args.Composite(
+                        params=ocp.args.StandardSave(state.params),
+                        optimizer=ocp.args.StandardSave(optimizer),
+                        meta=ocp.args.JsonSave({**meta, "step": step, "sha256": sums}),
+                    ),
+                )
+            except Exception as error:  # of many kinds, as the one for a full disk
+                raise WriteError(
+                    f"cannot write the checkpoint {self.path(step)} ({_reason(error)}); those "
+                    "before are whole: make room there, and --resume goes on from the last one"
+                ) from error
             if jax.process_index() == 0:
                 self._delete_old()
         return self.path(step)
@@ -79,6 +116,19 @@ class Checkpoints:
         meta = self._read(step, meta=ocp.args.JsonRestore())["meta"]
         if not isinstance(meta, dict) or "config" not in meta or "tokenizer" not in meta:
             raise UserError(f"checkpoint: {self.path(step)} is none of nanogpt_jax; remove it")
+        for key, types in META_TYPES.items():
+            if type(meta.get(key)) not in types:
+                got = f"got {meta[key]!r:.60}" if key in meta else "it is missing"
+                raise UserError(
+                    f"checkpoint: {self.path(step) / 'meta'}: {key}: {got}, where "
+                    f"{' or '.join(t.__name__ for t in types)} must be; move {self.path(step)} "
+                    "away to go on from the one before"
+                )
+        if type(meta.get("val_loss")) not in (int, float, type(None)):
+            raise UserError(
+                f"checkpoint: {self.path(step) / 'meta'}: val_loss: got {meta['val_loss']!r:.60}, "
+                f"where a number or null must be; move {self.path(step)} away"
+            )
         return meta
 
     def restore(self, step: int, like: State) -> State:
@@ -89,20 +139,31 @@ class Checkpoints:
             params=ocp.args.StandardRestore(abstract.params),
             optimizer=ocp.args.StandardRestore((abstract.step, abstract.optimizer)),
         )
+        self._check_sums(step, read)
         return State(read["optimizer"][0], read["params"], read["optimizer"][1])
 
     def restore_params(self, step: int, like: Params) -> Params:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-        return self._read(step, params=ocp.args.StandardRestore(abstract))["params"]
+        read = self._read(step, params=ocp.args.StandardRestore(abstract))
+        self._check_sums(step, read)
+        return read["params"]
+
+    def _check_sums(self, step: int, read: Any) -> None:
+        sums = self.meta(step)["sha256"]
+        for item in ("params", "optimizer"):
+            if item in read and sha256_of_arrays(read[item]) != sums.get(item):
+                raise UserError(
+                    f"checkpoint: {self.path(step)} is damaged: its {item} are not what was "
+                    "saved; move it away to go on from the one before"
+                )
 
     def _read(self, step: int, **args: Any) -> Any:
         try:
             return self._checkpointer.restore(self.path(step), args=ocp.args.Composite(**args))
         except Exception as error:  # orbax and tensorstore raise many kinds for a damaged file
-            reason = " ".join(str(error).split())[:200]
             raise UserError(
-                f"checkpoint: {self.path(step)} cannot be read ({type(error).__name__}: {reason}); "
-                "move it away to go on from the one before"
+                f"checkpoint: {self.path(step)} cannot be read ({_reason(error)}); move it away "
+                "to go on from the one before"
             ) from error
 
     def _delete_old(self) -> None:
@@ -117,6 +178,10 @@ class Checkpoints:
             trash = self.folder / f"{_TRASH}{step}"
             self.path(step).rename(trash)
             shutil.rmtree(trash)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def make_meta(config: Config, dataset: Dataset, **measured: Any) -> dict[str, Any]:
@@ -144,8 +209,12 @@ def check_fit(meta: Mapping[str, Any], config: Config, dataset: Dataset, where: 
     wrong = {
         path: change
         for path, change in changes.items()
-        if any(path == m or path.startswith(m + ".") for m in MUST_MATCH)
-        and not path.startswith("data.")
+        if (
+            any(path == m or path.startswith(m + ".") for m in MUST_MATCH)
+            and not path.startswith("data.")
+        )
+        # Clipping or none is another state of the optimizer; how much is not.
+        or (path == "optimizer.clip_norm" and None in change)
     }
     if wrong:
         differences = "; ".join(

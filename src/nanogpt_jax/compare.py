@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from nanogpt_jax.cli import command
 from nanogpt_jax.config import UserError
+from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.metrics import read_records
 
 LOSSES = {"train_loss": "training", "val_loss": "validation"}
@@ -83,10 +85,13 @@ def plot(runs: dict[str, dict], png: Path) -> None:
     plt.close(figure)
 
 
+@command
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="nanogpt_jax.compare", description="Compare two runs.")
-    parser.add_argument("runs", nargs=2, type=Path, metavar="RUN", help="a folder, runs/<name>")
-    parser.add_argument("--out", type=Path, help="draw the curves into this PNG")
+    parser.add_argument(
+        "runs", nargs=2, type=path_argument, metavar="RUN", help="a folder, runs/<name>"
+    )
+    parser.add_argument("--out", type=path_argument, help="draw the curves into this PNG")
     args = parser.parse_args(argv)
     try:
         losses = [read_losses(run) for run in args.runs]

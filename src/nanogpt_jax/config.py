@@ -14,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 import smalti.masks
 
-Positive = Annotated[int, Field(ge=1)]
-NotNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]  # a step is an int32
+NotNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Size = Annotated[int, Field(ge=1, le=2**16)]  # of a model, far beyond what was ever trained
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
 Rate = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
@@ -32,11 +34,22 @@ class Section(BaseModel):
     )
 
 
+def _check_path(name: str, path: str) -> None:
+    """An empty one would quietly mean the current folder."""
+    if not path.strip() or "\0" in path:
+        raise ValueError(f"{name}: got {path!r}; it must be a path, or '.' for the current folder")
+
+
 class RunConfig(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
     dir: str = "runs"  # the run is the folder dir/name
-    seed: NotNegative = 0  # initial weights and the order of the data
+    seed: Seed = 0  # initial weights and the order of the data
     distributed: bool = False  # start jax.distributed: one process a host of a TPU slice
+
+    @model_validator(mode="after")
+    def _check(self):
+        _check_path("dir", self.dir)
+        return self
 
 
 class DataConfig(Section):
@@ -44,13 +57,18 @@ class DataConfig(Section):
     tokenizer: Literal["char", "byte", "gpt2"] | None = None  # None: that of the shards, else char
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.1
 
+    @model_validator(mode="after")
+    def _check(self):
+        _check_path("corpus", self.corpus)
+        return self
+
 
 class ModelConfig(Section):
-    num_layers: Positive = 4
-    dim: Positive = 128
-    num_heads: Positive = 4
-    num_kv_heads: Positive | None = None  # None: num_heads
-    mlp_ratio: Positive = 4  # hidden width of the MLP, in units of dim
+    num_layers: Size = 4
+    dim: Size = 128
+    num_heads: Size = 4
+    num_kv_heads: Size | None = None  # None: num_heads
+    mlp_ratio: Size = 4  # hidden width of the MLP, in units of dim
     tie_embeddings: bool = False
     rope_theta: Rate = 10000.0
     norm_eps: Rate = 1e-6
@@ -82,8 +100,8 @@ class AttentionConfig(Section):
     impl: Impl = "ours"
     preprocess: Literal["xla", "pallas"] = "xla"
     mask: str | None = None  # as smalti.masks.parse reads it; None: causal(). For flex and xla
-    sink_tokens: NotNegative = 4  # of impl streaming: the first tokens, which everyone sees
-    window: Positive = 256  # of impl streaming: the recent tokens, the own one included
+    sink_tokens: NotNegative | None = None  # of streaming: first tokens, seen by all; None: 4
+    window: Positive | None = None  # of streaming: recent tokens with the own one; None: 256
 
     @model_validator(mode="after")
     def _check(self):
@@ -94,13 +112,20 @@ class AttentionConfig(Section):
                     "own; use impl 'flex', or 'xla' to compare with, or leave mask out"
                 )
             smalti.masks.parse(self.mask)
+        for name in ("sink_tokens", "window"):
+            if self.impl != "streaming" and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name}: got {getattr(self, name)} with impl {self.impl!r}, which has none; "
+                    f"use impl 'streaming', or leave {name} out"
+                )
         return self
 
     @property
     def mask_text(self) -> str:
         """The mask in words that `smalti.masks.parse` reads."""
         if self.impl == "streaming":
-            return f"streaming(sinks={self.sink_tokens}, window={self.window})"
+            sinks = 4 if self.sink_tokens is None else self.sink_tokens
+            return f"streaming(sinks={sinks}, window={self.window or 256})"
         return self.mask or "causal()"
 
 
@@ -130,7 +155,7 @@ class OptimizerConfig(Section):
 
 class TrainingConfig(Section):
     num_iterations: Positive = 1000
-    batch_size: Positive = 16  # rows of a step, over all devices and accumulation steps
+    batch_size: Size = 16  # rows of a step, over all devices and accumulation steps
     seq_len: Positive = 256
     grad_accumulation: Positive = 1  # the step's rows are taken in this many parts
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the computation; weights are float32
@@ -167,7 +192,7 @@ class SamplingConfig(Section):
     num_tokens: NotNegative = 256  # 0: no samples
     temperature: Annotated[float, Field(ge=0)] = 0.8  # 0: always the likeliest token
     top_k: Positive | None = None  # None: all tokens
-    seed: NotNegative = 0
+    seed: Seed = 0
 
 
 class Config(Section):
@@ -267,6 +292,14 @@ def _suggest_path(path: str) -> str:
     )
 
 
+def _show(got: Any) -> str:
+    try:
+        text = repr(got)
+    except ValueError:  # Python prints no integer of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 200 else text[:200] + "…"
+
+
 def _explain(error: Any) -> str:
     """One pydantic error in one line: which key, what was got, what is allowed, what to do."""
     path = ".".join(str(part) for part in error["loc"])
@@ -275,19 +308,21 @@ def _explain(error: Any) -> str:
         return f"unknown key {path!r}; {_suggest_path(path)}"
     if kind == "literal_error":
         allowed = _choices(error["loc"])
-        hint = suggest(str(got), allowed)
-        return f"{path}: got {got!r}; allowed are {', '.join(map(repr, allowed))}; {hint}".rstrip(
-            "; "
+        hint = suggest(_show(got), allowed)
+        return (
+            f"{path}: got {_show(got)}; allowed are {', '.join(map(repr, allowed))}; {hint}".rstrip(
+                "; "
+            )
         )
     if kind == "value_error":
         text = str(error["ctx"]["error"])
         return f"{path}.{text}" if path else text
     if kind in ("model_type", "model_attributes_type"):
-        return f"{path}: got {got!r}; it is a section and holds keys, as in '{path}: {{…}}'"
+        return f"{path}: got {_show(got)}; it is a section and holds keys, as in '{path}: {{…}}'"
     if kind == "string_pattern_mismatch":
-        return f"{path}: got {got!r}; it must match {error['ctx']['pattern']}"
+        return f"{path}: got {_show(got)}; it must match {error['ctx']['pattern']}"
     message = error["msg"].removeprefix("Input should be ").replace("a valid integer", "an integer")
-    return f"{path}: got {got!r}; it must be {message}"
+    return f"{path}: got {_show(got)}; it must be {message}"
 
 
 def _choices(loc: Sequence[Any]) -> list[str]:
@@ -321,7 +356,14 @@ _Loader.add_implicit_resolver(
 
 
 def _load(text: str) -> Any:
-    return yaml.load(text, Loader=_Loader)
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError:
+        raise
+    except RecursionError:
+        raise yaml.YAMLError("too many brackets in each other") from None
+    except Exception as error:  # PyYAML leaves those of int(), date() and its own slips as they are
+        raise yaml.YAMLError(f"a value in it cannot be read: {error}") from None
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
@@ -330,8 +372,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         near = suggest(path.name, (p.name for p in path.parent.glob("*.yaml")))
         raise UserError(f"--config: no file {path}; {near}".rstrip("; ")) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--config: cannot read {path}: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path that cannot be one
+        raise UserError(f"--config: cannot read {str(path)!r}: {error}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if values is None:
@@ -355,7 +397,7 @@ def _apply(values: dict[str, Any], override: str) -> None:
         value = _load(text)
     except yaml.YAMLError as error:
         problem = " ".join(str(error).split())
-        raise UserError(f"--override {path}: {text!r} is not YAML: {problem}") from None
+        raise UserError(f"--override {path}: {_show(text)} is not YAML: {problem}") from None
     *sections, key = path.split(".")
     for section in sections:
         if values.get(section) is None:

@@ -1,12 +1,12 @@
 """Where the numbers of a run go: always metrics.jsonl, and W&B or TensorBoard if asked for."""
 
 import json
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from nanogpt_jax.config import Config, UserError
+from nanogpt_jax.run_folder import write_text, writing
 
 Record = Mapping[str, Any]
 """One step: `step`, `train_loss`, `val_loss` (None between evaluations), and other numbers."""
@@ -25,29 +25,44 @@ class JsonLines:
         """Goes on after `last_step`: later records, and a torn one, are removed."""
         if path.exists():
             kept = "".join(json.dumps(r) + "\n" for r in read_records(path, last_step))
-            part = path.with_suffix(".part")
-            part.write_text(kept, encoding="utf-8")
-            os.replace(part, path)
-        self._file = path.open("a", encoding="utf-8")
+            write_text(path, kept)
+        self._path = path
+        with writing(path):
+            self._file = path.open("a", encoding="utf-8")
 
     def log(self, record: Record) -> None:
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with writing(self._path):
+            self._file.write(json.dumps(record, allow_nan=False) + "\n")
+            self._file.flush()
 
     def close(self) -> None:
-        self._file.close()
+        with writing(self._path):
+            self._file.close()
 
 
 def read_records(path: Path, last_step: int | None = None) -> Iterator[dict[str, Any]]:
     """The records of a metrics.jsonl up to `last_step`; a last line without its end is left out."""
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(True), 1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(True)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{path}: cannot be read: {error}; it must be a file of JSON lines"
+        ) from None
+    for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
             return
         try:
             record = json.loads(line)
             step = record["step"]
-        except (ValueError, KeyError, TypeError):
+            val_loss = record["val_loss"]
+            numbers = [record["train_loss"], 0.0 if val_loss is None else val_loss]
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise UserError(f"{path}: line {number} is no record; remove that line") from None
+        if type(step) is not int or any(type(x) not in (int, float) for x in numbers):
+            raise UserError(
+                f"{path}: line {number} is no record: step must be an integer and the losses "
+                "numbers; remove that line"
+            )
         if last_step is None or step <= last_step:
             yield record
 
@@ -140,5 +155,6 @@ def plot_losses(metrics: Path, png: Path) -> None:
     axes.set(xlabel="step", ylabel="loss (nats per token)", title=png.absolute().parent.name)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(png, dpi=120)
+    with writing(png):
+        figure.savefig(png, dpi=120)
     plt.close(figure)

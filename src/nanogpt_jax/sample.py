@@ -15,8 +15,10 @@ import numpy as np
 
 from nanogpt_jax.attention import make_attention
 from nanogpt_jax.checkpoint import Checkpoints
+from nanogpt_jax.cli import command
 from nanogpt_jax.config import Config, SamplingConfig, UserError, parse_config
 from nanogpt_jax.data import Tokenizer, tokenizer_from_json
+from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.model import Params, forward, init_params
 from nanogpt_jax.step import Forward
 
@@ -97,7 +99,11 @@ def load_run(folder: Path) -> tuple[Config, Tokenizer, Params, int]:
         raise UserError(f"--run: {folder} {problem}; give the folder of a trained run{known}")
     meta = checkpoints.meta(steps[-1])
     config = parse_config(meta["config"], str(checkpoints.path(steps[-1])))
-    tokenizer = tokenizer_from_json(meta["tokenizer"])
+    try:
+        tokenizer = tokenizer_from_json(meta["tokenizer"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        where = checkpoints.path(steps[-1]) / "meta"
+        raise UserError(f"checkpoint: {where}: tokenizer: cannot be read: {error}") from None
     like = jax.eval_shape(lambda: init_params(config.model, tokenizer.vocab_size, 0))
     here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like)
@@ -122,7 +128,9 @@ def make_forward(config: Config, attention) -> Forward:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m nanogpt_jax.sample", description=__doc__)
-    parser.add_argument("--run", required=True, type=Path, metavar="FOLDER", help="runs/<name>")
+    parser.add_argument(
+        "--run", required=True, type=path_argument, metavar="FOLDER", help="runs/<name>"
+    )
     parser.add_argument("--prompt", help="the text to go on with; default: that of the config")
     parser.add_argument("--num-tokens", type=int, metavar="N", help="how much to write")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest token")
@@ -131,6 +139,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command
 def main(argv: list[str] | None = None) -> int:
     args = vars(_parser().parse_args(argv))
     try:

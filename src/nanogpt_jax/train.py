@@ -1,10 +1,11 @@
 """Training: `python -m nanogpt_jax.train --config configs/smoke.yaml --override run.seed=1`.
 
-Exit codes: 0 done, 1 the loss is no longer a number, 2 the input is wrong (one line says how),
-130 and 143 stopped by Ctrl-C or SIGTERM after saving.
+Exit codes: 0 done, 1 the loss is no longer a number, or memory or the disk is full, 2 the input is
+wrong (one line says how), 130 and 143 stopped by Ctrl-C or SIGTERM after saving.
 """
 
 import argparse
+import contextlib
 import math
 import signal
 import sys
@@ -21,14 +22,15 @@ from jax.sharding import Mesh
 from nanogpt_jax import sharding
 from nanogpt_jax.attention import AttentionChoice, make_attention
 from nanogpt_jax.checkpoint import Checkpoints, check_fit, make_meta
+from nanogpt_jax.cli import command
 from nanogpt_jax.config import Config, UserError, add_config_arguments, load_config
 from nanogpt_jax.data import Batches, Dataset, load
 from nanogpt_jax.evaluate import make_evaluate
-from nanogpt_jax.metrics import check_sinks, open_sinks, plot_losses
+from nanogpt_jax.metrics import check_sinks, open_sinks, plot_losses, read_records
 from nanogpt_jax.model import count_params, flops_per_token, init_params
 from nanogpt_jax.optimizer import make_optimizer, make_schedule
 from nanogpt_jax.progress import Display
-from nanogpt_jax.run_folder import latest_run, new_run, write_text
+from nanogpt_jax.run_folder import WriteError, latest_run, locked, new_run, write_text
 from nanogpt_jax.sample import encode_prompt, make_forward, make_sampler, on_one_device
 from nanogpt_jax.step import Forward, State, init_state, make_train_step
 from smalti.chips import peak_flops_per_s
@@ -130,35 +132,53 @@ def describe(setup: Setup, parameters: int) -> list[str]:
 def train(config: Config, resume: bool) -> int:
     """Runs the whole training; returns the exit code."""
     if config.run.distributed:
-        jax.distributed.initialize()
+        try:
+            jax.distributed.initialize()
+        except (ValueError, RuntimeError) as error:
+            raise UserError(
+                f"run.distributed: got true, but the processes do not find each other: "
+                f"{' '.join(str(error).split())}; start it on each host of a TPU slice, or set "
+                "run.distributed to false"
+            ) from None
     setup = set_up(config)
-    folder = latest_run(config) if resume else new_run(config)
-    checkpoints = Checkpoints(
-        folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
-    )
     optimizer = make_optimizer(config.optimizer, config.training.num_iterations)
     params = init_params(config.model, setup.dataset.tokenizer.vocab_size, config.run.seed)
     parameters = count_params(params)
     state = sharding.replicate(init_state(params, optimizer), setup.mesh)
     del params
 
+    folder = latest_run(config) if resume else new_run(config)
+    first_process = jax.process_index() == 0
+    with locked(folder) if first_process else contextlib.nullcontext():
+        return _train_in(folder, setup, optimizer, state, parameters, resume)
+
+
+def _train_in(
+    folder: Path, setup: Setup, optimizer, state: State, parameters: int, resume: bool
+) -> int:
+    config = setup.config
+    checkpoints = Checkpoints(
+        folder / "checkpoints", config.checkpoint.keep_last, config.checkpoint.keep_best
+    )
     state, seconds, notes = _resume(setup, checkpoints, state) if resume else (state, 0.0, [])
-    first = int(state.step)
-    if first >= config.training.num_iterations:
+    first, total = int(state.step), config.training.num_iterations
+    loop = Loop(setup, folder, checkpoints, make_train_step_of(setup, optimizer), seconds)
+    if first > total or (first == total and not loop.lacks(first)):
         print(
-            f"{folder} is complete: {first} of {config.training.num_iterations} steps; set "
-            "training.num_iterations higher to go on"
+            f"{folder} is complete: {first} of {total} steps; set training.num_iterations higher "
+            "to go on"
         )
         return 0
     if jax.process_index() == 0:
         write_text(folder / "config.yaml", config.to_yaml())
 
-    loop = Loop(setup, folder, checkpoints, make_train_step_of(setup, optimizer), seconds)
-    with Display(first, config.training.num_iterations, config.logging.every) as display:
+    with Display(first, total, config.logging.every) as display:
         display.say(f"run: {folder}" + (f", resumed after step {first}" if resume else ""))
         for line in [*describe(setup, parameters), *notes]:
             display.say(line)
         with Signals() as signals:
+            if first == total:
+                return loop.complete(state, display, signals)
             return loop.run(state, display, signals)
 
 
@@ -207,7 +227,7 @@ class Loop:
         self.sinks = []
         if jax.process_index() == 0:
             self.sinks = open_sinks(self.config, self.folder, int(state.step))
-        batch = self.load_batch(int(state.step))
+        batch, val_loss = self.load_batch(int(state.step)), None
         try:
             for step in range(int(state.step) + 1, total + 1):
                 start = time.perf_counter()
@@ -228,10 +248,10 @@ class Loop:
                 self.log(step, measures, val_loss, seconds, display)
                 if last or step % self.config.checkpoint.every == 0 or signals.stop():
                     self.save(state, measures, val_loss)
-                if signals.stop() and not last:
+                if signals.stop():
                     return self.interrupted(step, signals, display)
                 every = self.config.sampling.every
-                if last or (every and step % every == 0):
+                if every and step % every == 0 and not last:
                     self.sample(state, step, display)
         except NotFinite as error:
             display.say(str(error))
@@ -239,9 +259,53 @@ class Loop:
         finally:
             for sink in self.sinks:
                 sink.close()
+        assert val_loss is not None, "the last step was evaluated"
+        return self.finish(state, val_loss, display)
+
+    def finish(self, state: State, val_loss: float, display: Display) -> int:
+        self.sample(state, int(state.step), display)
         self.plot()
         display.say(f"done: {self.folder}, validation loss {val_loss:.4f}, {self.seconds:.0f} s")
         return 0
+
+    def last_record(self, step: int) -> dict[str, Any]:
+        """That of the last step; raises UserError where metrics.jsonl has lost it."""
+        path = self.folder / "metrics.jsonl"
+        *_, record = [{"step": 0}, *(read_records(path, step) if path.exists() else ())]
+        if record["step"] != step:
+            raise UserError(
+                f"{path}: has no record of step {step}, the last one that was trained; put the "
+                "file back to finish the run"
+            )
+        return record
+
+    def lacks(self, step: int) -> bool:
+        """Whether a run stopped after its last step still needs its validation loss or a file."""
+        saved = self.checkpoints.path(step).stat().st_mtime
+        names = ["loss.png"] + ["sample.txt"] * bool(self.config.sampling.num_tokens)
+        files = [self.folder / name for name in names]
+        late = any(not file.exists() or file.stat().st_mtime < saved for file in files)
+        return late or self.last_record(step)["val_loss"] is None
+
+    def complete(self, state: State, display: Display, signals: Signals) -> int:
+        """What was left to do after the last step was saved."""
+        step = int(state.step)
+        record = self.last_record(step)
+        val_loss = record["val_loss"]
+        if val_loss is None:
+            val_loss = self.evaluate(state.params, None, signals.stop)
+            if val_loss is None:
+                return self.interrupted(step, signals, display)
+            try:
+                self.check_finite(step, {"val_loss": val_loss})
+            except NotFinite as error:
+                display.say(str(error))
+                return 1
+            if jax.process_index() == 0:
+                for sink in open_sinks(self.config, self.folder, step - 1):
+                    sink.log({**record, "val_loss": val_loss})
+                    sink.close()
+        return self.finish(state, val_loss, display)
 
     def load_batch(self, index: int) -> tuple[jax.Array, ...]:
         """Inputs and targets [parts, rows, S] of the step after `index` others."""
@@ -330,6 +394,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@command
 def main(argv: list[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     try:
@@ -341,6 +406,21 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        raise
+    except (WriteError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        print(
+            "error: out of memory: take a smaller model.dim, training.batch_size or "
+            "training.seq_len, more of training.grad_accumulation, or training.remat=true "
+            f"({' '.join(str(error).split())[:200]})",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("stopped at once by Ctrl-C; --resume goes on from the last checkpoint")
         return 130

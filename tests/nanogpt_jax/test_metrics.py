@@ -4,11 +4,13 @@ import contextlib
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from nanogpt_jax.config import UserError
 from nanogpt_jax.metrics import JsonLines, check_sinks, open_sinks, plot_losses, read_records
+from nanogpt_jax.run_folder import WriteError
 
 from .conftest import tiny_config
 
@@ -47,9 +49,43 @@ def test_going_on_removes_later_and_torn_records(tmp_path, torn):
 
 def test_a_foreign_line_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+    write(path, record(1))
+    with path.open("a") as file:
+        file.write("nonsense\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 is no record; remove that line"):
         JsonLines(path, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b'{"step": 1, "val_loss": null}\n', "line 1 is no record"),
+        (b'{"step": "1", "train_loss": 1.0, "val_loss": null}\n', "step must be an integer"),
+        (b'{"step": 1, "train_loss": "1", "val_loss": null}\n', "and the losses numbers"),
+        (b"\xff\n", "cannot be read: 'utf-8' codec"),
+        (None, "cannot be read: [Errno 21] Is a directory"),
+    ],
+)
+def test_what_is_no_record_is_one_line(tmp_path, content, text):
+    path = tmp_path / "metrics.jsonl"
+    if content is None:
+        path.mkdir()
+    else:
+        path.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        JsonLines(path, 3)
+    assert str(error.value).startswith(f"{path}: ")
+    assert text in str(error.value)
+
+
+def test_a_full_disk_is_one_line():
+    """/dev/full is a device that has no room, ever."""
+    lines = JsonLines.__new__(JsonLines)
+    lines._path = Path("/dev/full")
+    with lines._path.open("a", encoding="utf-8") as lines._file:
+        for action in (lambda: lines.log(record(1)), lines.close):
+            with pytest.raises(WriteError, match="cannot write /dev/full: No space left on dev"):
+                action()
 
 
 def test_nan_is_no_json(tmp_path):

@@ -1,5 +1,6 @@
 """Whole runs: what they leave, how they end, and that a killed one goes on bit by bit."""
 
+import errno
 import json
 import math
 import os
@@ -7,13 +8,14 @@ import random
 import signal
 import time
 
+import jax
 import pytest
 import yaml
 
 from nanogpt_jax import train
 from nanogpt_jax.config import UserError, load_config
 from nanogpt_jax.metrics import read_records
-from nanogpt_jax.run_folder import latest_run, new_run
+from nanogpt_jax.run_folder import latest_run, locked, new_run
 
 from .conftest import SMOKE, arguments, start, tiny_config
 
@@ -31,7 +33,7 @@ def test_a_run_is_a_folder(tmp_path, run_train):
     assert (code, err) == (0, "")
     run = tmp_path / "runs" / "smoke"
     assert {p.name for p in run.iterdir()} == {
-        *("config.yaml", "metrics.jsonl", "loss.png", "sample.txt", "checkpoints")
+        *("config.yaml", "metrics.jsonl", "loss.png", "sample.txt", "checkpoints", "lock")
     }
     assert yaml.safe_load((run / "config.yaml").read_text()) == tiny_config().model_dump()
     records = list(read_records(run / "metrics.jsonl"))
@@ -54,12 +56,138 @@ def test_runs_do_not_overwrite_each_other(tmp_path, monkeypatch):
     config = tiny_config()
     with pytest.raises(UserError, match=r"--resume: no run runs/smoke to go on with; leave --re"):
         latest_run(config)
-    assert [str(new_run(config)) for _ in range(3)] == [
-        *("runs/smoke", "runs/smoke-2", "runs/smoke-3")
-    ]
+    folders = [new_run(config) for _ in range(3)]
+    assert [str(p) for p in folders] == [*("runs/smoke", "runs/smoke-2", "runs/smoke-3")]
+    for folder in folders:
+        (folder / "config.yaml").write_text(config.to_yaml())
     new_run(tiny_config("run.name=smoke-x"))
     assert str(latest_run(config)) == "runs/smoke-3"
     assert str(latest_run(tiny_config("run.name=smoke-2"))) == "runs/smoke-2"
+
+
+def test_resume_takes_no_run_of_another_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("smoke", "smoke-2", "smoke-007"):
+        config = tiny_config(f"run.name={name}")
+        (new_run(config) / "config.yaml").write_text(config.to_yaml())
+    new_run(tiny_config("run.name=smoke-3"))  # left by a run that failed at once
+    (new_run(tiny_config("run.name=smoke-4")) / "config.yaml").write_text("run: [")
+    assert str(latest_run(tiny_config())) == "runs/smoke"
+    assert str(latest_run(tiny_config("run.name=smoke-007"))) == "runs/smoke-007"
+    with pytest.raises(UserError, match="no run runs/smoke-3 to go on with"):
+        latest_run(tiny_config("run.name=smoke-3"))
+
+
+@pytest.mark.parametrize("when", ["evaluation", "save"])
+def test_a_signal_in_the_last_step_loses_nothing(tmp_path, run_train, monkeypatch, when):
+    """Nor does a kill after it: --resume makes what is missing, once."""
+    if when == "evaluation":
+        make = train.make_evaluate
+
+        def signalled(*args):
+            evaluate = make(*args)
+
+            def run(params, windows, stop=lambda: False):
+                if windows is None:
+                    os.kill(os.getpid(), signal.SIGTERM)
+                return evaluate(params, windows, stop)
+
+            return run
+
+        monkeypatch.setattr(train, "make_evaluate", signalled)
+    else:
+        save = train.Loop.save
+
+        def saved(loop, state, *rest):
+            save(loop, state, *rest)
+            if int(state.step) == 6:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(train.Loop, "save", saved)
+    code, out, err = run_train()
+    assert (code, err) == (143, "")
+    assert "stopped by SIGTERM: step 6 is saved in " in out
+    folder = tmp_path / "runs" / "smoke"
+    assert not (folder / "sample.txt").exists()
+    assert (losses(folder)[-1][2] is None) == (when == "evaluation")
+
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    (folder / "loss.png").unlink()
+    code, out, err = run_train(flags=("--resume",))
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].startswith("done: runs/smoke, validation loss ")
+    assert [step for step, _, _ in losses(folder)] == [1, 2, 3, 4, 5, 6]
+    assert losses(folder)[-1][2] > 0
+    assert (folder / "sample.txt").exists()
+    assert (folder / "loss.png").exists()
+    code, out, _ = run_train(flags=("--resume",))
+    assert (code, out.startswith("runs/smoke is complete: 6 of 6")) == (0, True)
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, run_train):
+    config = tiny_config()
+    folder = tmp_path / "runs" / "smoke"
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config.to_yaml())
+    with locked(folder):
+        code, out, err = run_train(flags=("--resume",))
+    assert (code, out) == (2, "")
+    assert err == (
+        "error: --resume: another process is training in runs/smoke; wait until it ends, or leave "
+        "--resume out to start a run of its own\n"
+    )
+
+
+@pytest.mark.parametrize("what", ["config.yaml", "checkpoint", "loss.png", "sample.txt"])
+def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path, run_train, monkeypatch, what):
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def fail(*args, **kwargs):
+        raise full
+
+    if what == "checkpoint":
+        monkeypatch.setattr("orbax.checkpoint.Checkpointer.save", fail)
+    elif what == "loss.png":
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", fail)
+    else:
+        replace = os.replace
+        monkeypatch.setattr(os, "replace", lambda a, b: fail() if what in str(b) else replace(a, b))
+    code, _, err = run_train()
+    assert code == 1
+    assert err.startswith("error: cannot write ")
+    assert what in err
+    assert "No space left on device" in err
+    assert err.count("\n") == 1
+    folder = tmp_path / "runs" / "smoke"
+    assert not list(folder.glob("*.part"))
+    if what in ("loss.png", "sample.txt"):
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+        assert run_train(flags=("--resume",))[0] == 0
+        assert (folder / what).exists()
+
+
+def test_a_model_too_large_for_memory_is_one_line(tmp_path, run_train, monkeypatch):
+    def fail(*args):
+        raise MemoryError("Unable to allocate 1 EiB")
+
+    monkeypatch.setattr(train, "init_params", fail)
+    code, _, err = run_train()
+    assert code == 1
+    assert err.startswith("error: out of memory: take a smaller model.dim, ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_processes_that_do_not_find_each_other(tmp_path, run_train, monkeypatch):
+    def fail():
+        raise ValueError("coordinator_address should be defined.")
+
+    monkeypatch.setattr(jax.distributed, "initialize", fail)
+    code, _, err = run_train("run.distributed=true")
+    assert code == 2
+    assert err.startswith("error: run.distributed: got true, but the processes do not find")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path, run_train):

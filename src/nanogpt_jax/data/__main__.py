@@ -2,11 +2,12 @@
 
 import argparse
 import sys
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from nanogpt_jax.cli import command as as_command
+from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.data.prepare import SHARD_TOKENS, prepare
 from nanogpt_jax.data.tokenizers import TOKENIZERS
 
@@ -20,10 +21,13 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     command.add_argument(
-        "--input", required=True, help="shakespeare, sample, a .txt or .md file, or a folder"
+        "--input",
+        required=True,
+        type=path_argument,
+        help="shakespeare, sample, a .txt or .md file, or a folder",
     )
     command.add_argument("--tokenizer", required=True, help=", ".join(TOKENIZERS))
-    command.add_argument("--out", required=True, type=Path, help="the folder to write")
+    command.add_argument("--out", required=True, type=path_argument, help="the folder to write")
     command.add_argument(
         "--val-fraction", type=float, default=0.1, help="share of the text for validation"
     )
@@ -36,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+@as_command
 def main(argv: list[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 after one line that says what is wrong with the input."""
     args = _parser().parse_args(argv)
@@ -55,7 +60,7 @@ def main(argv: list[str] | None = None) -> int:
                 bar.update(task, description=what, completed=done, total=total or None)
 
             manifest = prepare(
-                args.input,
+                str(args.input),
                 args.tokenizer,
                 args.out,
                 args.val_fraction,

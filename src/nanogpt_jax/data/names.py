@@ -1,7 +1,9 @@
-"""Picking one of a few names, with the right one suggested when the word was a typo."""
+"""Picking one of a few names, with the right one suggested when the word was a typo; and paths."""
 
+import argparse
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
 
 
 def did_you_mean(got: str, allowed: Iterable[str]) -> str:
@@ -19,3 +21,12 @@ def check_name(argument: str, got: str, allowed: Iterable[str]) -> str:
             f"{argument}: got {got!r}, allowed are {choices}. {did_you_mean(got, allowed)}".rstrip()
         )
     return got
+
+
+def path_argument(text: str) -> Path:
+    """For argparse: a path, but not the empty one, which would quietly be the current folder."""
+    if not text.strip() or "\0" in text:
+        raise argparse.ArgumentTypeError(
+            f"got {text!r}; it must be a path, or '.' for the current folder"
+        )
+    return Path(text)
