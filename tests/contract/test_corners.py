@@ -11,6 +11,8 @@ from tests.support.calls import call, check, program, run
 from tests.support.cases import hidden_by_log, per_head
 from tests.support.inputs import Inputs, Sizes, draw, normal
 
+pytestmark = pytest.mark.slow
+
 SIZES = Sizes(B=2, Sq=21, Sk=140, Hq=4, Hkv=2, D=8, Dv=6)
 INF = np.float32(np.inf)
 

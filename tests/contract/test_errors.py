@@ -70,7 +70,7 @@ CASES = {
     "document of other lengths": (
         ValueError,
         {"mask": masks.document(IDS)},
-        ["document: kv ids have shape [2, 6]", "[2, 9]", "pair"],
+        ["document: kv ids have shape [2, 6]", "[2, 9]", "give a tuple (q_ids, kv_ids)"],
     ),
     "offset of another batch": (
         ValueError,

@@ -10,6 +10,8 @@ from tests.support.calls import call, run
 from tests.support.cases import MASKS
 from tests.support.inputs import Sizes, draw, normal
 
+pytestmark = pytest.mark.slow
+
 SIZES = Sizes(B=2, Sq=140, Sk=140, Hq=4, Hkv=2, D=8, Dv=8)
 
 

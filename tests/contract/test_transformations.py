@@ -16,6 +16,8 @@ from tests.support.calls import call
 from tests.support.cases import per_head
 from tests.support.inputs import Sizes, draw, normal
 
+pytestmark = pytest.mark.slow
+
 SIZES = Sizes(B=2, Sq=40, Sk=40, Hq=4, Hkv=2, D=8, Dv=8)
 IDS = np.sort(np.random.default_rng(0).integers(0, 3, (2, 40)), 1).astype(np.int32)
 
@@ -153,7 +155,6 @@ TRACED = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TRACED)
 def test_traced_masks_do_not_recompile(implementation, name):
     """One program for all values, with the results of the values known while tracing."""
@@ -212,7 +213,6 @@ def test_arguments_may_be_numpy_arrays(implementation):
     assert isinstance(out, jax.Array)
 
 
-@pytest.mark.slow
 def test_shard_map_with_its_default_checks():
     """Over eight simulated devices, by batch and heads, in a process of its own."""
     environment = dict(os.environ, XLA_FLAGS="--xla_force_host_platform_device_count=8")

@@ -35,6 +35,7 @@ def test_dtypes_and_logits(implementation, dtype, logits):
     check(implementation, draw(sizes, dtype=dtype, logits=logits), mask=masks.causal())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["BSHD", "BHSD"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_all_features_in_low_precision(implementation, dtype, layout):
@@ -45,6 +46,7 @@ def test_all_features_in_low_precision(implementation, dtype, layout):
     check(implementation, inputs, layout=layout, mask=masks.causal(), **arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     [(1, 1, 1, 1), (2, 1, 37, 1), (1, 4, 1, 29), (2, 4, 37, 29), (37, 29), (29,)],
@@ -60,6 +62,7 @@ def test_scale(implementation, scale):
     check(implementation, draw(SMALL), scale=scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tiles", [(32, 16), (64, 256), (7, 5)], ids=str)
 def test_results_do_not_depend_on_tile_sizes(implementation, tiles):
     if implementation == "reference":
