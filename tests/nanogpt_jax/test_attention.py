@@ -80,6 +80,11 @@ def test_a_mask_that_shows_the_future_is_refused():
     )
 
 
+def test_a_mask_that_hides_everything_is_refused():
+    with pytest.raises(UserError, match="hides every key from every query of 16: nothing would"):
+        make_attention(tiny_config("attention.impl=flex", "attention.mask=causal() & ~causal()"))
+
+
 @pytest.mark.parametrize("impl", ["jax_flash", "splash"])
 def test_what_needs_a_tpu_says_so(impl):
     with pytest.raises(UserError) as error:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nanogpt_jax.checkpoint import Checkpoints, check_fit, make_meta
+from nanogpt_jax.checkpoint import META_TYPES, Checkpoints, check_fit, make_meta
 from nanogpt_jax.config import UserError
 from nanogpt_jax.data import load
 from nanogpt_jax.model import init_params
@@ -67,6 +67,57 @@ def test_remains_of_a_killed_process_are_removed(tmp_path, dataset):
     assert [p.name for p in tmp_path.iterdir()] == ["1"]
 
 
+@pytest.mark.parametrize("item", ["params", "optimizer"])
+def test_numbers_that_are_not_those_saved_are_refused(tmp_path, dataset, monkeypatch, item):
+    """As after a flipped bit that the format itself does not notice."""
+    checkpoints, state = Checkpoints(tmp_path), state_at(1)
+    checkpoints.save(state, meta_of(dataset))
+    read = checkpoints._read
+
+    def flipped(step, **args):
+        return {
+            name: jax.tree.map(lambda x: x.at[(0,) * x.ndim].add(1), value)
+            if name == item
+            else value
+            for name, value in read(step, **args).items()
+        }
+
+    monkeypatch.setattr(checkpoints, "_read", flipped)
+    damaged = rf"checkpoint: {tmp_path / '1'} is damaged: its {item} are not what was saved; move"
+    with pytest.raises(UserError, match=damaged):
+        checkpoints.restore(1, state)
+    if item == "params":
+        with pytest.raises(UserError, match=damaged):
+            checkpoints.restore_params(1, state.params)
+    else:
+        checkpoints.restore_params(1, state.params)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        *((key, None, "it is missing") for key in META_TYPES if key not in ("config", "tokenizer")),
+        ("config", None, "is none of nanogpt_jax"),
+        ("step", "1", "step: got '1', where int must be"),
+        ("device_count", True, "device_count: got True, where int must be"),
+        ("fingerprint", [1], r"fingerprint: got [1], where dict must be"),
+        ("time_s", "1", "time_s: got '1', where int or float must be"),
+        ("val_loss", "x", "val_loss: got 'x', where a number or null must be"),
+    ],
+)
+def test_a_meta_that_is_not_ours_is_named(tmp_path, dataset, monkeypatch, key, value, text):
+    meta = {**meta_of(dataset), "step": 1, "sha256": {}} | {key: value}
+    if value is None:
+        del meta[key]
+    checkpoints = Checkpoints(tmp_path)
+    monkeypatch.setattr(checkpoints, "_read", lambda *_, **__: {"meta": meta})
+    with pytest.raises(UserError) as error:
+        checkpoints.meta(1)
+    assert str(error.value).startswith(f"checkpoint: {tmp_path / '1'}")
+    assert text in str(error.value)
+    assert key in str(error.value) or key == "config"
+
+
 def test_a_damaged_checkpoint_is_named(tmp_path, dataset):
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(state_at(1), meta_of(dataset))
@@ -88,6 +139,7 @@ def test_a_damaged_checkpoint_is_named(tmp_path, dataset):
         ("training.seq_len=8", "training.seq_len is 16 there and 8 in the config"),
         ("training.batch_size=8", "training.batch_size is 4 there and 8 in the config"),
         ("run.seed=7", "run.seed is 0 there and 7 in the config"),
+        ("optimizer.clip_norm=null", "optimizer.clip_norm is 1.0 there and None in the config"),
     ],
 )
 def test_a_config_that_does_not_fit_is_named_by_field(tmp_path, dataset, override, text):
@@ -112,6 +164,9 @@ def test_what_may_change_is_told(tmp_path, dataset, monkeypatch):
     assert check_fit(meta, tiny_config(), dataset, tmp_path) == []
     silent = ("logging.every=3", "run.name=other", "training.eval_windows=3", "checkpoint.every=4")
     assert check_fit(meta, tiny_config(*silent), dataset, tmp_path) == []
+    assert check_fit(meta, tiny_config("optimizer.clip_norm=2.0"), dataset, tmp_path) == [
+        "optimizer.clip_norm: 1.0 until step 4, 2.0 from now on"
+    ]
     assert check_fit(meta, tiny_config("training.num_iterations=9"), dataset, tmp_path) == [
         "training.num_iterations: 6 until step 4, 9 from now on"
     ]

@@ -42,6 +42,45 @@ def test_override(override, path, value):
     assert getattr(getattr(load_config(SMOKE, [override]), section), key) == value
 
 
+@pytest.mark.parametrize(
+    ("override", "text"),
+    [
+        ("run.seed=4294967296", "run.seed: got 4294967296; it must be less than or equal to 429"),
+        ("sampling.seed=4294967296", "sampling.seed: got 4294967296; it must be less than or"),
+        ("model.dim=10000000000", "model.dim: got 10000000000; it must be less than or equal to"),
+        ("training.num_iterations=2147483648", "it must be less than or equal to 2147483647"),
+        ("run.seed=2024-99-99", "is not YAML: a value in it cannot be read: month must be"),
+        ("run.seed=" + "9" * 5000, "is not YAML: a value in it cannot be read: Exceeds the"),
+        ("run.seed=0x" + "f" * 5000, "run.seed: got a number of thousands of digits; it must be"),
+        ("run.seed=" + "[" * 5000, "is not YAML: too many brackets in each other"),
+        ("run.dir=", "run.dir: got None; it must be"),
+        ("run.dir=''", "run.dir: got ''; it must be a path, or '.' for the current folder"),
+        ("data.corpus=''", "data.corpus: got ''; it must be a path, or '.' for the current"),
+        ('data.corpus="a\\0"', r"data.corpus: got 'a\x00'; it must be a path"),
+        ("attention.window=8", "attention.window: got 8 with impl 'ours', which has none; use im"),
+        ("attention.sink_tokens=0", "attention.sink_tokens: got 0 with impl 'ours', which has no"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_what_is_out_of_reach_is_one_line(override, text):
+    with pytest.raises(UserError) as error:
+        load_config(SMOKE, [override])
+    assert text in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+
+
+def test_streaming_has_a_window_and_sinks_of_its_own():
+    given = ["attention.impl=streaming", "attention.sink_tokens=0"]
+    assert load_config(SMOKE, given).attention.mask_text == "streaming(sinks=0, window=256)"
+    assert load_config(SMOKE, given[:1]).attention.mask_text == "streaming(sinks=4, window=256)"
+
+
+def test_a_path_that_cannot_be_one():
+    with pytest.raises(UserError, match=r"--config: cannot read 'a\\x00b': "):
+        load_config("a\0b")
+
+
 def test_later_overrides_win():
     config = load_config(SMOKE, ["run.seed=1", "run.seed=2"])
     assert config.run.seed == 2
