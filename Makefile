@@ -42,6 +42,6 @@ bench: venv ## time attention on this CPU beside its peers, and write JSON
 	@TORCH='$(TORCH)' scripts/venv bench
 	@$(RUN) smalti.lab.bench $(ARGS)
 
-clean: ## remove .venv, caches and build output (runs/ and data/ stay)
-	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist bench-results
+clean: ## remove .venv, caches and build output (runs/, data/ and bench-results/ stay)
+	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist
 	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
