@@ -12,6 +12,7 @@ from tests.support.inputs import DTYPES, LOGITS, Sizes, draw, normal
 SMALL = Sizes(B=2, Sq=37, Sk=29, Hq=4, Hkv=2, D=8, Dv=6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mask", "sizes", "feature"), list(spread(MASKS, SIZES, FEATURES, times=2))
 )
