@@ -26,6 +26,8 @@ from nanogpt_jax.step import State
 
 # orbax reports every file at level WARNING or INFO; its failures are exceptions.
 logging.getLogger("absl").setLevel(logging.ERROR)
+# Of several writes that fail at once, one is raised, and asyncio would print the others in full.
+logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 _TRASH = ".deleting-"
 
