@@ -154,6 +154,12 @@ def test_block_sizes_that_do_not_fit_a_block_mask():
         smalti.attention(*inputs(), mask=block_mask, block_sizes=smalti.BlockSizes(3, 3))
 
 
+@pytest.mark.parametrize("captured", [np.arange(8) < 3, [True, False] * 4], ids=["array", "list"])
+def test_a_mod_that_captures_numpy_gets_advice(captured):
+    with pytest.raises(ValueError, match=r"mask_mod: it indexes .* Wrap what it captures in jnp"):
+        smalti.attention(*inputs(), mask=lambda b, h, q_idx, kv_idx: captured[kv_idx])
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "text"),
     [

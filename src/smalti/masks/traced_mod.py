@@ -86,6 +86,14 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
             f"{name}: it branches on the value of an index or score. It is traced elementwise, so "
             "use `&`, `|`, `~` and jnp.where instead of `and`, `or`, `not` and `if`."
         ) from error
+    except (
+        jax.errors.TracerArrayConversionError,
+        jax.errors.TracerIntegerConversionError,
+    ) as error:
+        raise ValueError(
+            f"{name}: it indexes a NumPy array or a list by a traced index. Wrap what it captures "
+            "in jnp.asarray, which also makes it differentiable."
+        ) from error
     except TypeError as error:
         if "positional argument" not in str(error):
             raise
