@@ -12,6 +12,12 @@ RUN := .venv/bin/python -m
 # Neighbouring tests stay with one worker, which then has their programs compiled already.
 WORKERS := -n 2 --dist worksteal
 
+# What `check` runs of the fast tests: those that compile little, over every part.
+QUICK := tests/test_structure.py tests/test_docs.py tests/masks tests/lab \
+  tests/attention/test_choice.py tests/attention/test_online_softmax.py \
+  tests/contract/test_errors.py tests/nanogpt_jax/data tests/nanogpt_jax/test_config.py \
+  tests/nanogpt_jax/test_metrics.py
+
 # libtpu is in .venv for its compiler, and complains at each start of jax where there is no TPU.
 ifeq ($(wildcard /dev/accel* /dev/vfio/[0-9]* /dev/nvidia0),)
 export JAX_PLATFORMS ?= cpu
@@ -32,11 +38,11 @@ train: venv ## train a small transformer on Shakespeare and print what it writes
 test: venv ## run the whole test suite
 	@$(RUN) pytest $(WORKERS) $(ARGS)
 
-check: venv ## lint, format check, types and the fast tests: under a minute
+check: venv ## lint, format check, types and the quickest tests: under a minute
 	@$(RUN) ruff check
 	@$(RUN) ruff format --check
 	@$(RUN) pyright
-	@$(RUN) pytest $(WORKERS) -q -m "not slow" $(ARGS)
+	@$(RUN) pytest $(WORKERS) -q -m "not slow" $(QUICK) $(ARGS)
 
 bench: venv ## time attention on this CPU beside its peers, and write JSON
 	@TORCH='$(TORCH)' scripts/venv bench
