@@ -45,7 +45,7 @@ class Mask:
         All four are int32 arrays (or ints) that broadcast together; the result is boolean of their
         broadcast shape, or of a shape that broadcasts to it.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not say which pairs are visible.")
 
     def bind(self, batch: int, heads: int, q_len: int, kv_len: int) -> Mask:
         """This mask for a call of these sizes: shapes checked, default offsets filled in."""
@@ -54,7 +54,9 @@ class Mask:
 
     def classify(self, tiles: TileGrid) -> TileStates:
         """Which tiles of the grid are surely empty and surely whole. The mask must be bound."""
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} cannot be classified; bind it to the sizes of a call first."
+        )
 
     def varies(self) -> tuple[bool, bool]:
         """Whether the mask depends on (batch entry, query head)."""
