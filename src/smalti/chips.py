@@ -52,3 +52,38 @@ def peak_flops_per_s(device_kind: str) -> float | None:
     """bfloat16 FLOP/s of one jax device, or None where it is not known."""
     chip = find_chip(device_kind)
     return None if chip is None else chip.bf16_flops_per_s / chip.devices
+
+
+@dataclass(frozen=True)
+class TensorCore:
+    """What the time of a schedule depends on, of one TensorCore, the unit that runs a kernel."""
+
+    chip: str
+    device_kind: str
+    topology: str  # the smallest that libtpu compiles for
+    clock_hz: float
+    hbm_bytes_per_s: float
+    dma_latency_s: float
+    granule_bytes: int
+    branch_delay_slots: int
+    packs_empty_slots: bool
+
+    @property
+    def hbm_bytes_per_cycle(self) -> float:
+        return self.hbm_bytes_per_s / self.clock_hz
+
+    @property
+    def dma_latency_cycles(self) -> float:
+        return self.dma_latency_s * self.clock_hz
+
+
+TENSOR_CORES = {
+    core.chip: core
+    for core in (
+        TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 400e-9, 512, 1, False),
+        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 400e-9, 32, 4, False),
+        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 400e-9, 32, 4, False),
+        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 400e-9, 32, 4, False),
+        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 2.2e9, 7.40e12 / 2, 400e-9, 32, 6, True),
+    )
+}

@@ -1,0 +1,197 @@
+"""Reads libtpu's `*-final_bundles.txt`: the VLIW bundles of one op, in the order of their addresses.
+
+A bundle is written `0xADDR [LB|LH|LE|PB|PF|CT]: > { op ;; op ;; … }`, one `>` for every loop around
+it. Comments may nest, span lines and hold anything; two kinds of them carry facts: `Start region N`
+and `End region N` name the targets of branches, and `loc("file.py":line:col)` the source of an op.
+"""
+
+import re
+from dataclasses import dataclass
+
+from smalti.estimate.errors import DumpUnreadable
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One slot of a bundle."""
+
+    opcode: str  # "sadd.s32"
+    destination: str | None  # "%s37_s25"; None for `%12 = …`, which names an effect
+    predicate: str | None  # "%p38_p0" or "!%p38_p0": the op takes place where it holds
+    arguments: tuple[str, ...]
+    source: tuple[str, int] | None  # file and line
+    note: str  # what a comment says of it: "core id"
+    text: str
+
+    @property
+    def is_vector(self) -> bool:
+        """Works on vector registers alone: it takes slots, and decides nothing."""
+        return self.opcode.startswith("v") and not self.opcode.startswith(SCALAR_WITH_V)
+
+
+SCALAR_WITH_V = ("vsync", "vwait", "vpush", "vtrace", "vsettm", "vset.", "vsetiar", "vdelay")
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    address: int
+    depth: int  # how many loops are around it
+    operations: tuple[Operation, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One op's bundles; `regions[N]` is the address at which region N starts."""
+
+    op: str
+    bundles: tuple[Bundle, ...]
+    regions: dict[int, int]
+    boundaries: frozenset[int]  # addresses at which some region starts, or after which one ends
+    spaces: dict[str, str]  # the memory that a pointer's SSA name points into
+
+    def address_of(self, target: str) -> int:
+        """The address of a branch's target, written `$region12`."""
+        number = int(target.removeprefix("$region"))
+        if number not in self.regions:
+            raise DumpUnreadable(
+                f"{self.op}: a branch goes to region {number}, which the dump does not hold; "
+                "it is damaged, or of a libtpu whose format is not known"
+            )
+        return self.regions[number]
+
+
+_BUNDLE = re.compile(
+    r"^[ \t]*(?P<address>0x[0-9a-f]+|0)[ \t]+(?:[A-Z]{2})?[ \t]*:[ \t]*(?P<loops>>*)[ \t]*\{",
+    re.MULTILINE,
+)
+_COMMENT_MARK = re.compile(r"/\*|\*/")
+_REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
+_LOCATION = re.compile(r'loc\("([^"]*)":(\d+)')
+_EXIT = re.compile(r"exit bundle:")
+_OPERATION = re.compile(
+    r"(?:(?P<destination>%[A-Za-z_]*\d*\w*(?:,\s*%\w+)*)\s*=\s*)?"
+    r"(?P<opcode>[A-Za-z_][\w.<>-]*)\s*(?P<rest>.*)",
+    re.DOTALL,
+)
+_PREDICATE = re.compile(r"^\(\s*(!?%\w+)\s*\)\s*,?\s*")
+_PREDICATE_BEHIND = re.compile(r"\s\(\s*(!?%\w+)\s*\)$")
+_STORE = re.compile(r"(\[.*\])\s*(?:\(\s*(!?%\w+)\s*\)\s*,)?\s*(\S+)")
+
+
+def parse_listing(text: str, op: str) -> Listing:
+    """Reads a bundles file; `op` names it in errors.
+
+    Raises DumpUnreadable where the text is cut short or damaged.
+    """
+    starts = list(_BUNDLE.finditer(text))
+    if not starts:
+        raise DumpUnreadable(f"{op}: no bundle in the dump of {len(text)} characters")
+    if not _EXIT.search(text, starts[-1].start()):
+        raise DumpUnreadable(f"{op}: the dump ends before its exit bundle; it is cut short")
+    bundles = []
+    regions: dict[int, int] = {}
+    boundaries = set()
+    spaces = {}
+    for number, start in enumerate(starts):
+        address = int(start["address"], 16)
+        if address != number:
+            raise DumpUnreadable(
+                f"{op}: bundle {address:#x} stands where {number:#x} was due; lines are missing"
+            )
+        end = starts[number + 1].start() if number + 1 < len(starts) else len(text)
+        body, comments = _without_comments(text[start.end() : end], op, address)
+        close = body.rfind("}")
+        if close < 0:
+            raise DumpUnreadable(f"{op}: bundle {address:#x} does not end; the dump is damaged")
+        operations = []
+        for part in body[:close].split(";;"):
+            if part := part.strip():
+                operation = _operation(part, comments, op, address)
+                operations.append(operation)
+                if operation.opcode.startswith("int_to_ptr."):
+                    spaces[operation.destination] = operation.opcode.removeprefix("int_to_ptr.")
+        for kind, region in _REGION.findall("".join(comments)):
+            if kind != "End":
+                regions.setdefault(int(region), address)
+                boundaries.add(address)
+            else:
+                boundaries.add(address + 1)
+        bundles.append(Bundle(address, len(start["loops"]), tuple(operations)))
+    return Listing(op, tuple(bundles), regions, frozenset(boundaries), spaces)
+
+
+def _without_comments(text: str, op: str, address: int) -> tuple[str, list[str]]:
+    """The text with `\x00k\x00` for its k-th outermost comment, and those comments."""
+    parts, comments = [], []
+    depth, after = 0, 0
+    for mark in _COMMENT_MARK.finditer(text):
+        if mark.group() == "/*":
+            if depth == 0:
+                parts.append(text[after : mark.start()])
+                after = mark.end()
+            depth += 1
+        else:
+            depth -= 1
+            if depth < 0:
+                raise DumpUnreadable(f"{op}: bundle {address:#x} ends a comment that never began")
+            if depth == 0:
+                parts.append(f"\x00{len(comments)}\x00")
+                comments.append(text[after : mark.start()])
+                after = mark.end()
+    if depth:
+        raise DumpUnreadable(f"{op}: a comment in bundle {address:#x} does not end")
+    parts.append(text[after:])
+    return "".join(parts), comments
+
+
+_HELD = re.compile("\x00(\\d+)\x00")
+
+
+def _operation(text: str, comments: list[str], op: str, address: int) -> Operation:
+    source, note = None, ""
+    for held in _HELD.findall(text):
+        comment = comments[int(held)]
+        if location := _LOCATION.search(comment):
+            source = (location[1], int(location[2]))
+        elif not note:
+            note = comment.strip()
+    text = " ".join(_HELD.sub(" ", text).split())
+    match = _OPERATION.fullmatch(text)
+    if match is None:
+        raise DumpUnreadable(f"{op}: bundle {address:#x} holds what is no operation: {text!r}")
+    destination, opcode, rest = match["destination"], match["opcode"], match["rest"]
+    if destination is not None and re.fullmatch(r"%\d+", destination):
+        destination = None
+    predicate = None
+    if opcode.startswith("v") and not opcode.startswith(SCALAR_WITH_V):
+        return Operation(opcode, destination, None, (), source, note, text)
+    rest = re.sub(r"\[(thread|resolvable):\S+\]", "", rest).strip()
+    if opcode == "sst" and (store := _STORE.fullmatch(rest)):
+        return Operation(opcode, None, store[2], (store[1], store[3]), source, note, text)
+    arguments = []
+    for argument in _split(rest):
+        # A predicate stands first, or after the address of a load.
+        if found := _PREDICATE.match(argument):
+            predicate = found[1]
+            argument = argument[found.end() :]
+        elif found := _PREDICATE_BEHIND.search(argument):
+            predicate = found[1]
+            argument = argument[: found.start()]
+        if argument := argument.strip():
+            arguments.append(argument)
+    return Operation(opcode, destination, predicate, tuple(arguments), source, note, text)
+
+
+def _split(text: str) -> list[str]:
+    """Splits at commas outside of brackets."""
+    parts, depth, begin = [], 0, 0
+    for i, character in enumerate(text):
+        if character in "([":
+            depth += 1
+        elif character in ")]":
+            depth -= 1
+        elif character == "," and depth == 0:
+            parts.append(text[begin:i].strip())
+            begin = i + 1
+    parts.append(text[begin:].strip())
+    return parts

@@ -1,0 +1,282 @@
+"""Turns a listing into straight-line blocks, and every block into one Python function.
+
+A branch takes effect after its delay slots, so a block ends with those. What a block does to
+registers, SMEM, sync flags and copies becomes Python source; its vector operations are counted by
+the caller, as executions of the block times what a block holds.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from smalti.chips import TensorCore
+from smalti.estimate.bundles.listing import Bundle, Listing, Operation
+from smalti.estimate.errors import DumpUnreadable, UnknownOperation
+from smalti.estimate.simulate import operations
+from smalti.estimate.simulate.operations import Addresses, address, register, term
+
+
+@dataclass(frozen=True)
+class Block:
+    start: int
+    stop: int  # the address after its last bundle
+    run: Callable  # (machine, registers) → the next block's address, or None at the exit
+
+
+def delay_slots(listing: Listing, branch: int, core: TensorCore) -> int:
+    """How many bundles after the branch at address `branch` run whether it is taken or not.
+
+    Where all of them are empty, some chips' listings hold one bundle for them.
+    """
+    slots = core.branch_delay_slots
+    if branch + 1 + slots in listing.boundaries:
+        return slots
+    if core.packs_empty_slots and not listing.bundles[branch + 1].operations:
+        return 1
+    raise DumpUnreadable(
+        f"{listing.op}: no region ends {slots} bundles after the branch at {branch:#x}, as it does "
+        f"on {core.chip}; the format of this libtpu is not known"
+    )
+
+
+def make_blocks(
+    listing: Listing,
+    core: TensorCore,
+    addresses: Addresses,
+    operands: Mapping[int, int | object],
+    stated: Mapping[int, object],
+) -> dict[int, Block]:
+    """Blocks by start address.
+
+    operands: the value that each operand's register holds at the start, by index: an address, or
+        what a 0-d operand is.
+    stated: branches that the caller decides, by address.
+    """
+    branches = {
+        bundle.address: (operation, delay_slots(listing, bundle.address, core))
+        for bundle in listing.bundles
+        for operation in bundle.operations
+        if operation.opcode == "sbr.rel"
+    }
+    ends = {at + 1 + slots: at for at, (_, slots) in branches.items()}
+    starts = {0, *ends}
+    starts |= {listing.address_of(_target(branch)) for branch, _ in branches.values()}
+    for at, (_, slots) in branches.items():
+        inside = starts.intersection(range(at + 1, at + 1 + slots))
+        if inside or branches.keys() & set(range(at + 1, at + 1 + slots)):
+            raise UnknownOperation(f"{listing.op}: the delay slots of the branch at {at:#x} branch")
+    edges = sorted(starts | {len(listing.bundles)})
+    cautious = any(o.opcode == "spop" for b in listing.bundles for o in b.operations)
+    blocks = {}
+    for start, stop in zip(edges, edges[1:], strict=False):
+        at = ends.get(stop)
+        branch = None if at is None else branches[at][0]
+        writer = _Writer(listing, addresses, operands, stated, cautious)
+        blocks[start] = Block(start, stop, writer.compile(listing.bundles[start:stop], branch, at))
+    return blocks
+
+
+def _target(branch: Operation) -> str:
+    return branch.arguments[-1].rpartition("=")[2].strip()
+
+
+class _Writer:
+    """Writes the Python function of one block."""
+
+    def __init__(self, listing, addresses, operands, stated, cautious):
+        self.listing, self.addresses, self.operands = listing, addresses, operands
+        self.stated, self.cautious = stated, cautious
+        self.lines: list[str] = []
+        self.read: dict[str, None] = {}  # registers read before they are written here
+        self.written: dict[str, None] = {}
+        self.constants: dict[str, object] = {}
+
+    def compile(self, bundles: tuple[Bundle, ...], branch: Operation | None, at: int | None):
+        for bundle in bundles:
+            self._bundle(bundle, bundle.address - bundles[0].address)
+        count = len(self.listing.bundles)
+        stop = bundles[-1].address + 1
+        following = str(stop) if stop < count else "None"
+        if branch is None:
+            chosen = following
+        elif branch.predicate is None:
+            chosen = str(self.listing.address_of(_target(branch)))
+        else:
+            # The condition was kept when the branch's bundle was reached.
+            chosen = f"{self.listing.address_of(_target(branch))} if taken else {following}"
+        body = [f"{name} = R[{name!r}]" for name in self.read]
+        body += ["t = m.time", *self.lines]
+        body += [f"R[{name!r}] = {name}" for name in self.written]
+        body += [f"m.time = t + {len(bundles)}", f"return {chosen}"]
+        source = "def run(m, R):\n    " + "\n    ".join(body)
+        scope: dict = {**vars(operations), **self.constants}
+        exec(compile(source, f"<{self.listing.op} {bundles[0].address:#x}>", "exec"), scope)
+        return scope["run"]
+
+    def _bundle(self, bundle: Bundle, offset: int) -> None:
+        self.where = f"{self.listing.op}: bundle {bundle.address:#x}"
+        values: list[tuple[str, str]] = []
+        effects: list[str] = []
+        for operation in bundle.operations:
+            if not operation.is_vector:
+                self._operation(operation, bundle.address, offset, values, effects)
+        # All of a bundle reads what was there before it.
+        names = [name for name, _ in values]
+        if len(set(names)) != len(names):
+            raise DumpUnreadable(f"{self.where} writes one register twice")
+        expressions = [expression for _, expression in values]
+        if values and effects:
+            held = ", ".join(f"_{name}" for name in names)
+            self.lines.append(f"{held} = {', '.join(expressions)}")
+            self.lines += effects
+            self.lines.append(f"{', '.join(names)} = {held}")
+        elif values:
+            self.lines.append(f"{', '.join(names)} = {', '.join(expressions)}")
+        else:
+            self.lines += effects
+        for name in names:
+            self.written.setdefault(name)
+
+    def _operation(self, operation: Operation, at: int, offset: int, values, effects) -> None:
+        opcode = operation.opcode
+        if opcode in operations.RENAMES or opcode in operations.NOTHING:
+            return
+        if opcode.startswith(operations.NOTHING_PREFIXES) or opcode.startswith("vpush"):
+            return
+        if operation.destination is not None:
+            self._value(operation, at, values)
+            return
+        if opcode == "shalt.err":
+            condition = "True" if operation.predicate is None else self._term(operation.predicate)
+            effects.append(f"m.halt_if({condition}, {at})")
+            return
+        effect = self._effect(operation, at, offset)
+        if operation.predicate is None or opcode in ("sbr.rel", "sst"):
+            effects.append(effect)
+        else:
+            effects.append(f"if {self._term(operation.predicate)}: {effect}")
+
+    def _value(self, operation: Operation, at: int, values) -> None:
+        opcode, arguments = operation.opcode, operation.arguments
+        name = register(operation.destination or "")
+        if name is None:
+            raise UnknownOperation(f"{self.where}: what register is {operation.destination!r}?")
+        predicate = operation.predicate and self._term(operation.predicate)
+        if opcode == "smov" and arguments[0].startswith("("):
+            # smov (%p, old), new: a move where p holds, else the old value of the same register.
+            condition, _, old = arguments[0].strip("()").partition(",")
+            predicate, kept = self._term(condition.strip()), self._term(old.strip())
+            expression = self._term(arguments[1])
+        else:
+            kept = None
+            if opcode.startswith("inlined_call_operand"):
+                expression = self._operand(operation)
+            elif opcode == "sld" and operation.note == "core id":
+                expression = "0"  # the first of the cores that share the kernel
+            elif opcode == "sld":
+                expression = f"m.load({self._address(arguments[0])})"
+            elif opcode == "spop":
+                why = f"a value that came out of a vector register at bundle {at:#x}"
+                self.constants[f"popped_{at}"] = operations.Unknown(why)
+                expression = f"popped_{at}"
+            elif opcode in operations.EXPRESSIONS:
+                expression = self._expression(operation)
+            else:
+                raise UnknownOperation(
+                    f"{self.where} holds the operation {opcode!r}, which is not known: "
+                    f"{operation.text[:120]}"
+                )
+        if predicate is not None:
+            kept = kept or self._read(name)
+            expression = self._choose(predicate, expression, kept)
+        values.append((name, expression))
+
+    def _choose(self, condition: str, then: str, otherwise: str) -> str:
+        if self.cautious:
+            return f"select({condition}, {then}, {otherwise})"
+        return f"(({then}) if {condition} else {otherwise})"
+
+    def _expression(self, operation: Operation) -> str:
+        opcode = operation.opcode
+        arguments = list(operation.arguments)
+        if opcode.startswith("scalar_lea"):
+            # `scalar_lea.hbm %s1, 16 [#allocation9]` names the base again, as a comment would.
+            arguments = [argument.split(" [#")[0] for argument in arguments]
+        terms = [self._term(argument) for argument in arguments]
+        if opcode == "scalar_select":
+            return self._choose(*terms)
+        if opcode in ("sshll.u32", "sshrl.u32") and terms[1].isdecimal() and int(terms[1]) < 32:
+            shift = "<<" if opcode == "sshll.u32" else ">>"
+            return f"({terms[0]} {shift} {terms[1]}) & {operations.WORD}"
+        wanted = operations.EXPRESSIONS[opcode].count("{")
+        if len(terms) != wanted:
+            raise UnknownOperation(f"{self.where}: {opcode} has {len(terms)} operands, not {wanted}")
+        return operations.EXPRESSIONS[opcode].format(*terms)
+
+    def _effect(self, operation: Operation, at: int, offset: int) -> str:
+        opcode, arguments = operation.opcode, operation.arguments
+        if opcode == "sbr.rel":
+            if at in self.stated:
+                self.constants["stated"] = self.stated
+                return f"taken = stated[{at}]()"
+            if operation.predicate is None:
+                return "taken = True"
+            return f"taken = bool({self._term(operation.predicate)})"
+        if opcode == "sst":
+            place, value = self._address(arguments[0]), self._term(arguments[1])
+            if operation.predicate is None:
+                return f"m.store({place}, {value})"
+            return f"m.store_if({self._term(operation.predicate)}, {place}, {value})"
+        if opcode == "vsyncpa":
+            return f"m.set_flag({self._term(arguments[0])}, {self._term(arguments[1])})"
+        if opcode == "vsyncadd":
+            return f"m.add_flag({self._term(arguments[0])}, {self._term(arguments[1])})"
+        if opcode == "dma.done.wait":
+            flag, granules = (self._term(argument) for argument in arguments)
+            return f"t += m.wait(t + {offset}, {at}, {flag}, {granules})"
+        if opcode.startswith("dma.") and (route := self._route(operation)):
+            source, granules, destination, flag = (self._term(a) for a in arguments[:4])
+            return (
+                f"m.copy(t + {offset}, {at}, {route!r}, {source}, {granules}, {destination}, {flag})"
+            )
+        raise UnknownOperation(
+            f"{self.where} holds the operation {opcode!r}, which is not known: "
+            f"{operation.text[:120]}"
+        )
+
+    def _route(self, operation: Operation) -> str | None:
+        route = operation.opcode.removeprefix("dma.")
+        if route == "general":  # its direction is that of its pointers
+            spaces = [self.listing.spaces.get(argument) for argument in
+                      (operation.arguments[0], operation.arguments[2])]
+            route = "_to_".join(space or "?" for space in spaces)
+        memories = ("hbm", "vmem", "smem")
+        known = {f"{a}_to_{b}" for a in memories for b in memories}
+        return route if route in known else None
+
+    def _operand(self, operation: Operation) -> str:
+        text = operation.text
+        index = int(text.partition("index:")[2].split(",")[0])
+        if index not in self.operands:
+            raise UnknownOperation(f"{self.where}: operand {index} is not among the kernel's")
+        value = self.operands[index]
+        if isinstance(value, int):
+            return str(value)
+        self.constants[f"operand_{index}"] = value
+        return f"operand_{index}"
+
+    def _term(self, argument: str) -> str:
+        name = register(argument)
+        if name is not None:
+            self._read(name)
+        return term(argument, self.addresses, self.where)
+
+    def _address(self, argument: str) -> str:
+        for word in argument.replace("[", " ").replace("]", " ").replace("smem:", " ").split():
+            if name := register(word):
+                self._read(name)
+        return address(argument, self.addresses, self.where)
+
+    def _read(self, name: str) -> str:
+        if name not in self.written:
+            self.read.setdefault(name)
+        return name

@@ -1,0 +1,196 @@
+"""Executes a kernel's schedule, bundle by bundle, and says what it cost."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from smalti.chips import TensorCore
+from smalti.estimate.bundles.listing import Listing, parse_listing
+from smalti.estimate.bundles.utilization import UNITS, Utilization, parse_utilization
+from smalti.estimate.errors import EstimateError, SimulationFailed
+from smalti.estimate.program import KernelDump
+from smalti.estimate.simulate.blocks import Block, make_blocks
+from smalti.estimate.simulate.machine import Copy, Machine, Wait
+from smalti.estimate.simulate.operations import WORD, Addresses, Unknown
+from smalti.estimate.simulate.tiling import smem_words
+
+STEPS_WITHOUT_PROGRESS = 50_000_000
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """One run of a kernel on one TensorCore. Cycles are of its clock."""
+
+    op: str
+    core: TensorCore
+    cycles: float
+    cycles_waiting: float  # of these, waiting for copies
+    bundles: int  # executed, one cycle each
+    bytes: dict[str, int]  # copied, by route: "hbm_to_vmem"
+    copies: dict[str, int]  # how many, by route
+    slots_used: dict[str, int]  # by unit
+    slots: dict[str, int]  # a bundle has, by unit
+    timeline: tuple[Copy | Wait, ...]  # the first TIMELINE_LIMIT of them
+    listing: Listing
+    utilization: Utilization
+    executions: np.ndarray  # of each bundle
+
+    @property
+    def time_ns(self) -> float:
+        return self.cycles / self.core.clock_hz * 1e9
+
+    @property
+    def bytes_hbm_read(self) -> int:
+        return sum(n for route, n in self.bytes.items() if route.startswith("hbm_to_"))
+
+    @property
+    def bytes_hbm_written(self) -> int:
+        return sum(n for route, n in self.bytes.items() if route.endswith("_to_hbm"))
+
+    @property
+    def occupancy(self) -> dict[str, float]:
+        """Slots used over slots there were in all cycles, by unit, and HBM over its bandwidth."""
+        shares = {
+            unit: used / (self.slots[unit] * self.cycles) for unit, used in self.slots_used.items()
+        }
+        hbm = (self.bytes_hbm_read + self.bytes_hbm_written) / self.core.hbm_bytes_per_cycle
+        return {**shares, "HBM": hbm / self.cycles}
+
+    @property
+    def bound(self) -> str:
+        """The busiest unit."""
+        shares = self.occupancy
+        return max(shares, key=lambda unit: shares[unit])
+
+    @property
+    def bound_cycles(self) -> float:
+        """What the busiest unit alone would take."""
+        return self.cycles * self.occupancy[self.bound]
+
+    def executions_of_regions(self) -> dict[int, int]:
+        """How often each region of the listing was entered, by its number."""
+        return {n: int(self.executions[at]) for n, at in self.listing.regions.items()}
+
+
+def simulate(
+    kernel: KernelDump,
+    core: TensorCore,
+    operands: Sequence[np.ndarray | None],
+    branches: Mapping[int, bool | Sequence[bool]] | None = None,
+) -> Simulation:
+    """Runs one Pallas kernel's schedule.
+
+    operands: the kernel's inputs in order, as arrays where they decide anything (scalar-prefetch
+        operands, a dynamic grid), None for the others.
+    branches: what branches do that the schedule alone does not decide, by the address of their
+        bundle: one answer, or one for each time in turn.
+
+    Raises DumpUnreadable for a damaged dump, UnknownOperation for an operation not known, Unstated
+    where the control flow depends on a value that is not there, SimulationFailed for a kernel that
+    halts, waits for ever or leaves copies under way, ValueError for branches that are none.
+    """
+    listing = parse_listing(kernel.bundles, kernel.op)
+    used = parse_utilization(kernel.utilization, kernel.op, len(listing.bundles))
+    values, arrays = _place(listing, operands)
+    blocks = make_blocks(listing, core, Addresses(), values, _stated(listing, branches or {}))
+    machine = Machine(core, arrays, smem_words)
+    counts = _run(blocks, machine, kernel.op)
+    machine.finish()
+    executions = np.zeros(len(listing.bundles), np.int64)
+    for start, count in counts.items():
+        executions[start : blocks[start].stop] += count
+    slots = executions @ used.used
+    return Simulation(
+        op=kernel.op,
+        core=core,
+        cycles=machine.time,
+        cycles_waiting=machine.cycles_waiting,
+        bundles=int(executions.sum()),
+        bytes=machine.bytes,
+        copies=machine.copies,
+        slots_used=dict(zip(UNITS, slots.tolist(), strict=True)),
+        slots=dict(zip(UNITS, used.capacity.tolist(), strict=True)),
+        timeline=tuple(machine.timeline),
+        listing=listing,
+        utilization=used,
+        executions=executions,
+    )
+
+
+def _run(blocks: dict[int, Block], machine: Machine, op: str) -> dict[int, int]:
+    registers: dict[str, object] = {}
+    for kind, count in (("s", 64), ("p", 32)):
+        for i in range(count):
+            registers[f"{kind}{i}"] = Unknown(f"register {kind}{i}, which nothing has written")
+    counts = dict.fromkeys(blocks, 0)
+    runs = {start: block.run for start, block in blocks.items()}
+    at: int | None = 0
+    steps = 0
+    try:
+        while at is not None:
+            counts[at] += 1
+            steps += 1
+            previous = at
+            at = runs[at](machine, registers)
+            if steps > STEPS_WITHOUT_PROGRESS:
+                raise SimulationFailed(
+                    f"no end after {steps} blocks; a loop of the kernel does not seem to end"
+                )
+    except EstimateError as error:
+        raise type(error)(f"{op}, block at bundle {previous:#x}: {error}") from error
+    return counts
+
+
+def _place(listing: Listing, operands: Sequence[np.ndarray | None]):
+    """Gives every operand of the entry bundle an address, or its value if it has no memory."""
+    values: dict[int, object] = {}
+    arrays: dict[int, object] = {}
+    for operation in listing.bundles[0].operations:
+        if not operation.opcode.startswith("inlined_call_operand"):
+            continue
+        index = int(operation.text.partition("index:")[2].split(",")[0])
+        is_input = "kind: input" in operation.text
+        array = operands[index] if is_input and index < len(operands) else None
+        if "<no memory space>" in operation.text:
+            if array is None:
+                values[index] = Unknown(f"operand {index}, a scalar whose value is not stated")
+            else:
+                values[index] = int(np.asarray(array).reshape(())) & WORD
+            continue
+        # Nothing is stored there, so that operands may overlap; but bounds checks compare with
+        # sums of these, which must stay positive words, also after `<< 4`.
+        base = ((index + 1) << 10) + 1
+        values[index] = base
+        if array is not None:
+            arrays[base] = arrays[base << 4] = np.asarray(array)
+    return values, arrays
+
+
+def _stated(listing: Listing, branches: Mapping[int, bool | Sequence[bool]]):
+    real = {b.address for b in listing.bundles for o in b.operations if o.opcode == "sbr.rel"}
+    answers = {}
+    for at, given in branches.items():
+        if at not in real:
+            raise ValueError(
+                f"branches[{at:#x}]: {listing.op} has no branch there; its branches are at "
+                + ", ".join(f"{address:#x}" for address in sorted(real))
+            )
+        answers[at] = _answers(at, given)
+    return answers
+
+
+def _answers(at: int, given: bool | Sequence[bool]):
+    if isinstance(given, bool):
+        return lambda: given
+    left = iter(given)
+
+    def answer() -> bool:
+        try:
+            return bool(next(left))
+        except StopIteration:
+            raise SimulationFailed(
+                f"branches[{at:#x}] has {len(given)} answers, and the branch is reached again"
+            ) from None
+
+    return answer

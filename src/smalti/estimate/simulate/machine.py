@@ -1,0 +1,170 @@
+"""The part of a TensorCore that a schedule leaves open: memory, sync flags, and when copies end.
+
+The time model: one bundle a cycle, and a wait where a copy has not arrived. All copies to and from
+HBM share one pipe of the chip's bandwidth; a copy ends `latency` after its last byte left the pipe.
+"""
+
+from dataclasses import dataclass, field
+
+from smalti.chips import TensorCore
+from smalti.estimate.errors import SimulationFailed, Unstated
+from smalti.estimate.simulate.operations import SIGN, Unknown
+
+TIMELINE_LIMIT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy, in cycles from the kernel's start."""
+
+    address: int  # of the bundle that starts it
+    route: str  # "hbm_to_vmem"
+    bytes: int
+    issued: float
+    done: float
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    address: int
+    start: float
+    cycles: float
+
+
+@dataclass
+class _Flag:
+    value: int = 0
+    pending: list[tuple[float, int]] = field(default_factory=list)  # (done, granules), in order
+    unwaited: int = 0  # granules of copies that nobody has waited for
+
+
+class Machine:
+    """What `simulate` runs a kernel's blocks on. Times are in cycles."""
+
+    def __init__(self, core: TensorCore, hbm_operands: dict[int, object], smem_of):
+        self.core = core
+        self.time = 0.0
+        self.memory: dict[int, object] = {}  # SMEM words by address
+        self.flags: dict[int, _Flag] = {}
+        self.pipe_free = 0.0
+        self.cycles_waiting = 0.0
+        self.bytes: dict[str, int] = {}
+        self.copies: dict[str, int] = {}
+        self.timeline: list[Copy | Wait] = []
+        self._operands = hbm_operands  # base address → operand, for copies into SMEM
+        self._smem_of = smem_of
+
+    def load(self, address):
+        if isinstance(address, Unknown):
+            return address
+        found = self.memory.get(address)
+        if found is None:
+            return Unknown(f"the SMEM word at {address:#x}, which nothing has written")
+        return found
+
+    def store(self, address, value):
+        if isinstance(address, Unknown):
+            raise Unstated(f"a store to SMEM goes to an address that is {address.why}")
+        self.memory[address] = value
+
+    def store_if(self, condition, address, value):
+        if isinstance(condition, Unknown):
+            value = condition
+        elif not condition:
+            return
+        self.store(address, value)
+
+    def flag(self, flag) -> _Flag:
+        if isinstance(flag, Unknown):
+            raise Unstated(f"a sync flag is chosen by {flag.why}")
+        return self.flags.setdefault(flag, _Flag())
+
+    def set_flag(self, flag, value):
+        found = self.flag(flag)
+        if found.unwaited:
+            raise SimulationFailed(
+                f"a sync flag is reset while {found.unwaited * self.core.granule_bytes} bytes that "
+                "were copied on it have not been waited for"
+            )
+        found.value = value
+        found.pending.clear()
+
+    def add_flag(self, flag, value):
+        found = self.flag(flag)
+        found.value += (value ^ SIGN) - SIGN
+
+    def copy(self, now, address, route, source, granules, destination, flag):
+        """Starts a copy; returns nothing: its flag rises when it is done."""
+        if isinstance(granules, Unknown):
+            raise Unstated(f"the size of a copy is {granules.why}")
+        size = granules * self.core.granule_bytes
+        self.bytes[route] = self.bytes.get(route, 0) + size
+        self.copies[route] = self.copies.get(route, 0) + 1
+        if "hbm" in route:
+            start = max(now, self.pipe_free)
+            self.pipe_free = start + size / self.core.hbm_bytes_per_cycle
+            done = self.pipe_free + self.core.dma_latency_cycles
+        else:
+            done = now + self.core.dma_latency_cycles
+        if route.endswith("_to_smem"):
+            self._fill_smem(source, size, destination)
+        found = self.flag(flag)
+        found.pending.append((done, granules))
+        found.unwaited += granules
+        if len(self.timeline) < TIMELINE_LIMIT:
+            self.timeline.append(Copy(address, route, size, now, done))
+
+    def _fill_smem(self, source, size, destination):
+        if isinstance(destination, Unknown):
+            raise Unstated(f"a copy into SMEM goes to an address that is {destination.why}")
+        words = None
+        if not isinstance(source, Unknown) and source in self._operands:
+            words = self._smem_of(self._operands[source])
+        for i in range(size // 4):
+            if words is not None:
+                self.memory[destination + i] = words[i] if i < len(words) else 0
+            else:
+                self.memory[destination + i] = Unknown(
+                    "a word copied into SMEM from an operand whose value is not stated"
+                )
+
+    def wait(self, now, address, flag, granules) -> float:
+        """Cycles until the flag holds `granules` more."""
+        if isinstance(granules, Unknown):
+            raise Unstated(f"the size of a wait is {granules.why}")
+        found = self.flag(flag)
+        until = now
+        pending = found.pending
+        while found.value < granules:
+            if not pending:
+                raise SimulationFailed(
+                    f"the wait at bundle {address:#x} is for {granules} granules on a flag that "
+                    f"holds {found.value} with no copy under way: it never ends"
+                )
+            done, arrived = pending.pop(0)
+            found.value += arrived
+            found.unwaited -= arrived
+            until = max(until, done)
+        # The flag holds what has arrived by then, too.
+        if until > now:
+            self.cycles_waiting += until - now
+            if len(self.timeline) < TIMELINE_LIMIT:
+                self.timeline.append(Wait(address, now, until - now))
+        return until - now
+
+    def halt_if(self, condition, address):
+        """A check of the compiler's. One on a value that is not known is taken to pass."""
+        if isinstance(condition, Unknown) or not condition:
+            return
+        raise SimulationFailed(
+            f"the kernel halts at bundle {address:#x}: a bounds check of the compiler's failed"
+        )
+
+    def finish(self):
+        for found in self.flags.values():
+            if found.unwaited:
+                raise SimulationFailed(
+                    f"the kernel ends with {found.unwaited * self.core.granule_bytes} bytes of "
+                    "copies that nothing waits for"
+                )
+

@@ -1,0 +1,191 @@
+"""What each scalar operation of a bundle does, as a Python expression over its operands.
+
+Registers hold 32-bit words as Python ints from 0 to 2³²−1; predicates hold 0 or 1. A value that is
+not known, because it came out of a vector register or of memory nobody wrote, is an `Unknown`: it
+passes through arithmetic, and is an error where the control flow asks for it.
+"""
+
+import re
+
+from smalti.estimate.errors import UnknownOperation, Unstated
+
+WORD = 0xFFFFFFFF
+SIGN = 0x80000000
+
+
+class Unknown:
+    """A word that the schedule alone does not tell. `why` says where it came from."""
+
+    def __init__(self, why: str):
+        self.why = why
+
+    def _word(self, *_):
+        return self
+
+    def _bit(self, *_):
+        return UnknownBit(self.why)
+
+    def __and__(self, other):
+        # Nothing is left of it: compilers switch dummy values off that way.
+        return other if isinstance(other, int) and other == 0 else self
+
+    __rand__ = __and__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _word
+    __or__ = __ror__ = __xor__ = __rxor__ = _word
+    __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _word
+    __lt__ = __le__ = __gt__ = __ge__ = _bit
+
+    def __eq__(self, other):  # a comparison of words, not of objects
+        return UnknownBit(self.why)
+
+    __ne__ = __eq__
+    __hash__ = None  # type: ignore[assignment]  # an address that is not known is no key
+
+    def __bool__(self):
+        raise Unstated(f"the control flow depends on {self.why}")
+
+
+class UnknownBit(Unknown):
+    """A predicate that is not known: `or` with one that holds is known again."""
+
+    def __or__(self, other):
+        return other if isinstance(other, int) and other == 1 else self
+
+    __ror__ = __or__
+
+
+def shift_left(value, by):
+    if isinstance(by, Unknown):
+        return by
+    return (value << by) & WORD if by < 32 else 0
+
+
+def shift_right(value, by):
+    if isinstance(by, Unknown):
+        return by
+    return value >> by
+
+
+def shift_right_signed(value, by):
+    if isinstance(by, Unknown):
+        return by
+    return (((value ^ SIGN) - SIGN) >> min(by, 31)) & WORD
+
+
+def select(condition, then, otherwise):
+    """A choice by a value that may be unknown, which is no branch."""
+    if isinstance(condition, Unknown):
+        return condition
+    return then if condition else otherwise
+
+
+def _signed(comparison: str) -> str:
+    return f"({{0}} ^ {SIGN}) {comparison} ({{1}} ^ {SIGN})"
+
+
+# By opcode: {0}, {1}, … stand for the arguments.
+EXPRESSIONS = {
+    "smov": "{0}",
+    "pmov": "{0}",
+    "sadd.s32": f"({{0}} + {{1}}) & {WORD}",
+    "ssub.s32": f"({{0}} - {{1}}) & {WORD}",
+    "smul.u32": f"({{0}} * {{1}}) & {WORD}",
+    "sand.u32": "{0} & {1}",
+    "sor.u32": "{0} | {1}",
+    "sxor.u32": "{0} ^ {1}",
+    "sshll.u32": "shift_left({0}, {1})",
+    "sshrl.u32": "shift_right({0}, {1})",
+    "sshra.s32": "shift_right_signed({0}, {1})",
+    "scmp.eq.s32.totalorder": "{0} == {1}",
+    "scmp.ne.s32.totalorder": "{0} != {1}",
+    "scmp.lt.s32.totalorder": _signed("<"),
+    "scmp.le.s32.totalorder": _signed("<="),
+    "scmp.gt.s32.totalorder": _signed(">"),
+    "scmp.ge.s32.totalorder": _signed(">="),
+    "scmp.lt.u32.totalorder": "{0} < {1}",
+    "scmp.le.u32.totalorder": "{0} <= {1}",
+    "scmp.gt.u32.totalorder": "{0} > {1}",
+    "scmp.ge.u32.totalorder": "{0} >= {1}",
+    "sc.u32": f"({{0}} + {{1}}) > {WORD}",  # the carry of an addition
+    "pnand": "1 ^ ({0} & {1})",
+    "por": "{0} | {1}",
+    "pneg": "1 ^ {0}",
+    "scalar_select": "select({0}, {1}, {2})",
+    "scalar_lea.vmem": f"({{0}} + {{1}}) & {WORD}",
+    "scalar_lea.smem": f"({{0}} + {{1}}) & {WORD}",
+    "scalar_lea.hbm": f"({{0}} + {{1}}) & {WORD}",
+    "scalar_lea.sflag": f"({{0}} + {{1}}) & {WORD}",
+}
+
+# The physical register is the same before and after: nothing happens.
+RENAMES = ("sphi", "pphi", "int_to_ptr.hbm", "int_to_ptr.vmem", "int_to_ptr.smem")
+RENAMES += ("int_to_ptr.sflag",)
+
+# Order memory or the scheduler, trace, or check alignment: they take their slot and change nothing
+# that a simulation without data keeps.
+NOTHING = (
+    *("sfence", "cfence", "compiler-scheduling-barrier", "vtrace", "vsettm", "vsetiar.raw.iar0"),
+    *("vsetiar.raw.iar1", "set.rngseed"),
+)
+NOTHING_PREFIXES = ("vset.pattern",)
+
+_SYMBOL = re.compile(r"\[?#allocation(\d+)(_spill)?(?:\s*\+\s*\$(0x[0-9a-f]+))?\]?")
+_ADDRESS = re.compile(r"\[(?:smem:)?(.*)\]")
+_REGISTER = re.compile(r"!?%[a-z]+\d+_([sp]\d+)")
+
+
+class Addresses:
+    """Gives every allocation a base address, far enough apart that none runs into the next.
+
+    A base is the allocation's rank times 2¹⁸: more units than a core's VMEM has, and small enough
+    that `<< 4`, by which pointers are made, stays a positive 32-bit word. Spilled scalars, of which
+    there can be thousands, are never pointed into.
+    """
+
+    SPACING = 1 << 18
+    LIMIT = 1 << 9
+
+    def __init__(self):
+        self._ranks: dict[tuple[str, bool], int] = {}
+        self._counts = {False: 0, True: self.LIMIT}
+
+    def base(self, number: str, spilled: bool) -> int:
+        key = (number, spilled)
+        if key not in self._ranks:
+            self._counts[spilled] += 1
+            self._ranks[key] = self._counts[spilled]
+            if self._counts[False] >= self.LIMIT:
+                raise UnknownOperation(f"over {self.LIMIT} allocations: their addresses do not fit")
+        return self._ranks[key] * self.SPACING
+
+
+def register(argument: str) -> str | None:
+    """The physical register behind an SSA name: `%s37_s25` → `s25`, `!%p38_p0` → `p0`."""
+    match = _REGISTER.fullmatch(argument)
+    return match and match[1]
+
+
+def term(argument: str, addresses: Addresses, where: str) -> str:
+    """One argument as a Python expression: a register, a number, or an allocation's address."""
+    if name := register(argument):
+        return f"(1 ^ {name})" if argument.startswith("!") else name
+    if re.fullmatch(r"-?\d+", argument):
+        return str(int(argument) & WORD)
+    if re.fullmatch(r"\$0x[0-9a-f]+", argument):
+        return str(int(argument[1:], 16))
+    if symbol := _SYMBOL.fullmatch(argument):
+        offset = int(symbol[3], 16) if symbol[3] else 0
+        return str(addresses.base(symbol[1], bool(symbol[2])) + offset)
+    raise UnknownOperation(f"{where}: the operand {argument!r} is of a kind that is not known")
+
+
+def address(argument: str, addresses: Addresses, where: str) -> str:
+    """`[smem:[%s1_s18 + $0x4]]` → `(s18 + 4)`."""
+    inner = argument
+    while match := _ADDRESS.fullmatch(inner):
+        inner = match[1].strip()
+    parts = [part.strip() for part in inner.split("+")]
+    terms = [term(part, addresses, where) for part in parts]
+    if all(part.isdecimal() for part in terms):
+        return str(sum(map(int, terms)))
+    return "(" + " + ".join(terms) + ")"
