@@ -5,8 +5,8 @@
 - "backward": (dout, *residuals) → (dq, dk, dv). The residuals are those arrays that the peer's own
   forward keeps under `jax.vjp` (for splash: the scaled q, k, v, out and lse; for XLA: the
   probabilities), taken as arguments. So nothing of the forward is in it but what the peer itself
-  recomputes, and no private function of any library is called. What the forward keeps and does not
-  depend on q, k, v (a mask's tables) stays a constant, as it is when the two are one program.
+  recomputes, and no private function of any library is called. What the forward keeps that does
+  not depend on q, k, v (a mask and its tables) is made in the program, as it is in "both".
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.extend.core import Literal
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.interpreters import partial_eval
 
 from smalti.estimate.peers.case import AttentionCase, known
 from smalti.estimate.peers.variant import Call
@@ -65,21 +66,29 @@ def _backward(forward: Forward, case: AttentionCase) -> Call:
         return leaves
 
     traced = jax.make_jaxpr(residuals)(*case.inputs())
-    constants = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+    kept = traced.jaxpr.outvars
+    # Which of them depend on q, k or v: those whose computation, alone, still needs one.
+    given = [any(_only(traced.jaxpr, [other is var for other in kept])[1]) for var in kept]
+    rest = ClosedJaxpr(_only(traced.jaxpr, [not needed for needed in given])[0], traced.consts)
+
     args = [case.output()]
     places: dict[Any, int] = {}  # where in `args` a residual comes in; q may be kept twice
-    for var in traced.jaxpr.outvars:
-        if not isinstance(var, Literal) and var not in constants and var not in places:
+    for var, needed in zip(kept, given, strict=True):
+        if needed and var not in places:
             places[var] = len(args)
             args.append(jax.ShapeDtypeStruct(var.aval.shape, var.aval.dtype))
 
-    def fn(*given):
-        leaves = []
-        for var in traced.jaxpr.outvars:
-            if isinstance(var, Literal):
-                leaves.append(var.val)
-            else:
-                leaves.append(given[places[var]] if var in places else constants[var])
-        return jax.tree.unflatten(structure, leaves)(given[0])
+    def fn(*arrays):
+        computed = iter(jaxpr_as_fun(rest)())
+        leaves = [
+            arrays[places[var]] if needed else next(computed)
+            for var, needed in zip(kept, given, strict=True)
+        ]
+        return jax.tree.unflatten(structure, leaves)(arrays[0])
 
     return fn, tuple(args)
+
+
+def _only(jaxpr: Any, outputs: list[bool]) -> tuple[Any, list[bool]]:
+    """The part of a jaxpr that computes these outputs, and which of its inputs it reads."""
+    return partial_eval.dce_jaxpr(jaxpr, outputs)

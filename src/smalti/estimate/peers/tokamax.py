@@ -7,7 +7,7 @@ was read in 0.0.12 (with jax 0.10) and 0.0.17 (with jax 0.12), which knows more 
 from __future__ import annotations
 
 import dataclasses
-import importlib
+import importlib.util
 from itertools import product
 from typing import Any
 
@@ -119,13 +119,11 @@ def _build(case: AttentionCase, which: str, config: dict[str, Any], heads: str) 
 
 
 def _module(name: str) -> Any:
+    if importlib.util.find_spec("tokamax") is None:
+        raise EstimateError('peer tokamax is not installed: pip install "smalti[bench]"')
     try:
         return importlib.import_module(f"{PACKAGE}.{name}")
-    except ModuleNotFoundError as error:
-        if error.name == "tokamax":
-            raise EstimateError(
-                'peer tokamax is not installed: pip install "smalti[bench]"'
-            ) from error
+    except ImportError as error:
         raise EstimateError(
             f"peer tokamax: {PACKAGE}.{name} cannot be imported ({error}); it is private to "
             "tokamax, and was last read in tokamax 0.0.17"

@@ -16,8 +16,10 @@ Call = tuple[Callable[..., Any], tuple[jax.ShapeDtypeStruct, ...]]
 class Variant:
     """One way of asking a peer for the same result.
 
-    `fn` and `args` are made when first asked for, and may raise what the library raises. Where
-    the peer is known not to do this case, `refused` says why, and `fn` must not be asked for.
+    `fn` and `args` are made when first asked for, and may raise what the library raises. Ask for
+    them before any mesh is set: the libraries put a mask's tables on a device, which a mesh of
+    devices that are not there does not have. Where the peer is known not to do this case,
+    `refused` says why, and asking raises ValueError with it.
     """
 
     peer: str  # "splash"
