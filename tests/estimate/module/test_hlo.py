@@ -7,7 +7,7 @@ from smalti.estimate.module.hlo import read_module
 from tests.estimate.module.texts import FIXTURES, fixture, module
 
 NAMES = sorted(path.name.partition(".")[0] for path in FIXTURES.glob("*.txt*"))
-SHORT = [name for name in NAMES if name != "training_step_4x4"]
+SHORT = [name for name in NAMES if (FIXTURES / f"{name}.txt").exists()]
 
 ENTRY = """\
   %x = f32[8,128]{1,0:T(8,128)} parameter(0)
@@ -23,8 +23,9 @@ def test_real_modules_are_read_whole(name):
     instructions = sum(len(c.instructions) for c in read.computations.values())
     assert instructions == len(re.findall(r"^  (?:ROOT )?%\S+ = ", text, re.MULTILINE))
     cycles = [i.cycles for c in read.computations.values() for i in c.instructions if i.cycles]
-    assert len(cycles) == text.count('"estimated_cycles":"')
-    assert sum(cycles) == sum(map(int, re.findall(r'"estimated_cycles":"(\d+)"', text)))
+    printed = [int(number) for number in re.findall(r'"estimated_cycles":"(\d+)"', text)]
+    # The largest number stands for "no estimate"; libtpu 0.0.50 writes it for the SparseCore.
+    assert cycles == [number for number in printed if number != 2**63 - 1]
 
 
 def test_an_instruction():

@@ -4,6 +4,7 @@
 """
 
 from smalti.estimate.module.hlo import Module, read_module
+from smalti.estimate.module.prices import Overlap
 from smalti.estimate.module.schedule import ASSUMPTIONS, Op, Schedule, schedule
 from smalti.estimate.module.summary import Summary, Unpriced, summarize
 
@@ -11,6 +12,7 @@ __all__ = [
     "ASSUMPTIONS",
     "Module",
     "Op",
+    "Overlap",
     "Schedule",
     "Summary",
     "Unpriced",

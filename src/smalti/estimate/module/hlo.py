@@ -56,7 +56,10 @@ class Instruction:
 
     @cached_property
     def cycles(self) -> int | None:
-        """The compiler's `estimated_cycles`, which it writes into `window_config` only."""
+        """The compiler's `estimated_cycles`, which it writes into `window_config` only.
+
+        None where it writes none, or the largest 64-bit number, its word for "no estimate".
+        """
         value = self.backend.get("window_config", {}).get("estimated_cycles")
         if value is None:
             return None
@@ -69,7 +72,7 @@ class Instruction:
                 f"line {self.line} of the HLO text: %{self.name} has estimated_cycles {value!r}, "
                 "which is no number of cycles"
             )
-        return cycles
+        return None if cycles == _NO_ESTIMATE else cycles
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,6 +114,7 @@ class Module:
         ]
 
 
+_NO_ESTIMATE = 2**63 - 1
 _CALLS = (
     "calls", "to_apply", "body", "condition", "branch_computations", "true_computation",
     "false_computation", "called_computations", "select", "scatter", "async_computation",

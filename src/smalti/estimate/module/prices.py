@@ -21,7 +21,7 @@ Overlap = Literal["none", "full"]
 FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
     "add-dependency", "domain", "partition-id", "replica-id", "opt-barrier",
-    "optimization-barrier", "get-dimension-size",
+    "get-dimension-size",
 }  # fmt: skip
 # Custom calls of the compiler itself that only name or join buffers.
 FREE_TARGETS = {"AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound", "Sharding"}
@@ -112,8 +112,8 @@ def _kind_of_async(i: Instruction) -> Kind:
         return "collective"
     if wrapped in MOVES:
         return "copy"
-    # What an async-start calls is entered where it starts.
-    if wrapped == "async" and not i.opcode.endswith("-start"):
+    # What an asynchronous call calls is entered where it starts.
+    if wrapped in ("async", "call") and not i.opcode.endswith("-start"):
         return "free"
     raise UnknownOperation(
         f"%{i.name}, line {i.line} of the HLO text: the asynchronous operation {i.opcode} is "

@@ -15,6 +15,7 @@ from smalti.estimate.errors import DumpUnreadable, Unstated
 from smalti.estimate.module.hlo import Instruction, Module
 from smalti.estimate.module.loops import trip_count
 from smalti.estimate.module.prices import Kind, Overlap, Price, PricedBy, price
+from smalti.estimate.module.traffic import bytes_touched
 from smalti.estimate.module.values import Frame, Values
 
 ASSUMPTIONS = {
@@ -38,6 +39,7 @@ class Op:
     bytes_hbm_written: int | None
     bytes_moved: int  # of what nobody prices: the larger of what it reads and what it writes
     path: tuple[str, ...]  # the loops, branches and calls around it, outermost first
+    thread: str  # "" on the TensorCore; "sparsecore" beside it, then it has no price
     op_name: str  # jax's name for where it came from
     source: tuple[str, int] | None  # file, line
     # Of a kernel: the values of its operands, None where the module does not say.
@@ -56,8 +58,8 @@ class Schedule:
 
     @property
     def kernels(self) -> tuple[Op, ...]:
-        """The Pallas kernels, in order; one in a loop stands once, with its count."""
-        return tuple(op for op in self.ops if op.kind == "kernel")
+        """The TensorCore's Pallas kernels, in order; one in a loop stands once, with its count."""
+        return tuple(op for op in self.ops if op.kind == "kernel" and not op.thread)
 
     def with_kernel(
         self, name: str, cycles: float, bytes_hbm_read: int, bytes_hbm_written: int
@@ -128,6 +130,7 @@ class _Walk:
     branches: dict[str, int]
     ops: list[Op] = field(default_factory=list)
     counts_read: dict[str, int] = field(default_factory=dict)
+    thread: str = ""
 
     def __post_init__(self):
         self.values = Values(self.module)
@@ -140,14 +143,19 @@ class _Walk:
                 branch = self._branch(i)
                 inside = self.values.enter(frame, i, self._branches_of(i)[branch], branch)
                 self.enter(inside, count, (*path, f"{i.name}[{branch}]"))
-            elif i.opcode == "call" or (i.opcode == "async-start" and i.called):
+            elif i.opcode in ("call", "call-start", "async-start") and i.called:
                 inside = self.values.enter(frame, i, i.called[0])
+                outside, self.thread = self.thread, _thread_of(i) or self.thread
                 self.enter(inside, count, (*path, i.name))
+                self.thread = outside
             else:
                 self._leaf(frame, i, count, path)
 
     def _leaf(self, frame: Frame, i: Instruction, count: int, path: tuple[str, ...]) -> None:
         cost: Price = price(self.module, frame.computation, i, self.bytes_per_cycle, self.overlap)
+        if self.thread and cost.priced_by != "free":
+            moved = max(bytes_touched(self.module, frame.computation, i, None))
+            cost = replace(cost, priced_by="nobody", cycles=None, bytes_moved=moved)
         operands: tuple[np.ndarray | None, ...] = ()
         if cost.kind == "kernel":
             operands = tuple(self.values.constant(frame, name) for name in i.operands)
@@ -163,6 +171,7 @@ class _Walk:
                 cost.bytes_hbm_written,
                 cost.bytes_moved,
                 path,
+                self.thread,
                 i.op_name,
                 self.module.source(i),
                 operands,
@@ -211,6 +220,11 @@ class _Walk:
                 f"branches[{i.name!r}] is {branch}; %{i.name} has branches 0 to {many - 1}"
             )
         return branch
+
+
+def _thread_of(i: Instruction) -> str:
+    thread = i.attributes.get("async_execution_thread", "").strip('"')
+    return "" if thread == "main" else thread
 
 
 def _check_names(

@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-# Memory spaces of TPU modules; without S(…) a buffer lies in HBM. S(1) is VMEM, S(2) sync flags,
-# S(6) SMEM; S(5), the host, is XLA's `Layout::kHostMemorySpace`.
+# Memory spaces of TPU modules; without S(…) a buffer lies in HBM. S(1) is VMEM, S(2) and S(8)
+# sync flags, S(3) the CMEM of v4, S(6) SMEM; S(5), the host, is XLA's `Layout::kHostMemorySpace`.
 HBM, VMEM, HOST = 0, 1, 5
 
 BITS = {

@@ -86,6 +86,11 @@ def _assumptions(schedule: Schedule, unpriced: list[Unpriced]) -> list[str]:
     if schedule.trip_counts:
         said.append("a loop's own overhead, a few scalar instructions a pass, is not counted")
     said += [f"stated by the caller: {text}" for text in schedule.stated]
+    for thread in sorted({op.thread for op in ops if op.thread}):
+        said.append(
+            f"what the {thread} does runs beside the TensorCore, without a price, and is never "
+            "waited for"
+        )
     if unpriced:
         collectives = sum(u.count for u in unpriced if _is_collective(schedule, u.name))
         others = sum(u.count for u in unpriced) - collectives

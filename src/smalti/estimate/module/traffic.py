@@ -35,7 +35,9 @@ def bytes_touched(
     for number, name in enumerate(i.operands):
         whole = computation.by_name[name].shape.stored_in(space)
         if whole and body is not None:
-            whole = min(whole, _read_of(module, body, number, number in _in_place(i), whole))
+            sliced = _sliced(module, body, number, number in _in_place(i))
+            if sliced is not None and not sliced[1]:
+                whole = min(whole, sliced[0])
         read += whole
     written = i.shape.stored_in(space)
     if written and body is not None and _in_place(i):
@@ -60,12 +62,19 @@ def _like(place: Shape, amount: Shape, space: int | None) -> int:
     return amount.stored_bytes if place.stored_in(space) else 0
 
 
-def _read_of(module: Module, body: Computation, number: int, in_place: bool, whole: int) -> int:
-    """Bytes a fused computation reads of its parameter; `whole` where it is not only sliced."""
-    total = 0
+def _sliced(
+    module: Module, body: Computation, number: int, in_place: bool
+) -> tuple[int, bool] | None:
+    """What a fused computation reads of its parameter, where it does nothing but slice it.
+
+    Returns the bytes of the slices, and whether the parameter also is the result; None where
+    anything else reads it.
+    """
+    total, is_result = 0, False
     pending = [body.parameters[number]]
     while pending:
         value = pending.pop()
+        is_result |= value is body.root
         for user in body.instructions:
             if value.name not in user.operands:
                 continue
@@ -74,14 +83,19 @@ def _read_of(module: Module, body: Computation, number: int, in_place: bool, who
                 total += user.shape.stored_bytes
             elif user.opcode == "bitcast":
                 pending.append(user)
-            elif not (first and in_place and user.opcode == "dynamic-update-slice"):
-                if user.opcode != "fusion":
-                    return whole
-                inner = module.computations[user.called[0]]
+            elif user.opcode == "fusion":
+                inner_body = module.computations[user.called[0]]
                 for position, name in enumerate(user.operands):
                     if name == value.name:
-                        total += _read_of(module, inner, position, False, whole)
-    return total
+                        inner = _sliced(module, inner_body, position, False)
+                        if inner is None:
+                            return None
+                        total += inner[0]
+                        if inner[1]:
+                            pending.append(user)
+            elif not (first and in_place and user.opcode == "dynamic-update-slice"):
+                return None
+    return total, is_result
 
 
 def _written_of(body: Computation, i: Instruction, space: int | None) -> int:

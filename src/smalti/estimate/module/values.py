@@ -54,7 +54,7 @@ class Values:
                 name = i.operands[0]
             elif i.opcode == "tuple" and path:
                 name, path = i.operands[path[0]], path[1:]
-            elif i.opcode in ("copy", "optimization-barrier", "opt-barrier", "add-dependency"):
+            elif i.opcode in ("copy", "opt-barrier", "add-dependency"):
                 name = i.operands[0]
             elif i.opcode == "copy-done":
                 name, path = i.operands[0], (0, *path)
@@ -88,7 +88,10 @@ class Values:
             return frame.parent, caller.operands[0]
         if caller.opcode == "conditional":
             return frame.parent, caller.operands[1 + frame.branch]
-        return frame.parent, caller.operands[int(parameter.literal)]
+        number = int(parameter.literal)
+        if number >= len(caller.operands):  # an asynchronous call may get them later
+            return None
+        return frame.parent, caller.operands[number]
 
     def is_unchanged(self, loop: Instruction, index: int) -> bool:
         """Whether a loop hands on one element of its state as it got it."""
