@@ -19,6 +19,12 @@ OTHERS = """
   ROOT %n = f32[8,128]{1,0} negate(%p)
 }
 
+%waiting (w: f32[8,128]) -> f32[8,128] {
+  %w = f32[8,128]{1,0} parameter(0)
+  %g = f32[8,128]{1,0} all-gather(%w), dimensions={0}
+  ROOT %d = f32[8,128]{1,0} custom-call(%w, %g), custom_call_target="AsyncCollectiveDone"
+}
+
 %reducing (q: f32[8,128]) -> f32[8,128] {
   %q = f32[8,128]{1,0} parameter(0)
   ROOT %r = f32[8,128]{1,0} all-reduce(%q), to_apply=%sum
@@ -40,6 +46,8 @@ def priced(instruction: str, overlap: Overlap = "none") -> Price:
 
 def test_the_compiler_s_cycles_come_first():
     got = priced("f32[8,128]{1,0} fusion(%x), kind=kLoop, calls=%plain" + CYCLES)
+    assert got == Price("xla", "compiler", 77.0, SIZE, SIZE)
+    got = priced("f32[8,128]{1,0} fusion(%x), kind=kOutput, calls=%reducing" + CYCLES)
     assert got == Price("xla", "compiler", 77.0, SIZE, SIZE)
     got = priced("f32[8,128]{1,0} copy(%fast)" + CYCLES)
     assert got == Price("copy", "compiler", 77.0, 0, SIZE)
@@ -107,9 +115,11 @@ def test_asynchronous_copies(instruction, expected):
     )
 
 
-def test_the_wait_for_a_copy_is_free():
+def test_a_wait_is_free():
     assert priced("f32[8,128]{1,0} copy-done(%x)") == Price("copy", "free", 0.0, 0, 0)
     assert priced("f32[8,128]{1,0} all-gather-done(%x)").kind == "collective"
+    fusion = priced("f32[8,128]{1,0} fusion(%x), kind=kCustom, calls=%waiting")
+    assert fusion == Price("collective", "free", 0.0, 0, 0)
 
 
 @pytest.mark.parametrize(

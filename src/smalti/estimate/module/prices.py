@@ -81,13 +81,14 @@ def price(
     if i.opcode.endswith("-start"):
         return _price_start(i, operands, bytes_per_cycle, overlap)
     read, written = bytes_touched(module, computation, i, HBM)
+    if i.cycles is not None:
+        kind = "copy" if i.opcode == "copy" else "xla"
+        return Price(kind, "compiler", float(i.cycles), read, written)
     kind: Kind = "xla"
     if i.opcode in COLLECTIVES or _holds_collective(module, i):
+        if _waits(module, i):
+            return Price("collective", "free", 0.0, 0, 0)
         kind = "collective"
-    elif i.opcode == "copy":
-        kind = "copy"
-    if i.cycles is not None:
-        return Price(kind, "compiler", float(i.cycles), read, written)
     if i.opcode in SCALAR and all(_is_number(shape) for shape in (*operands, i.shape)):
         return Price("free", "free", 0.0, 0, 0)
     if i.opcode in MOVES and not any(
@@ -165,9 +166,18 @@ def _is_number(shape: Shape) -> bool:
 
 
 def _holds_collective(module: Module, i: Instruction) -> bool:
+    """Whether it is a fusion that starts, continues or ends a collective."""
     if i.opcode != "fusion":
         return False
     return any(
         inner.opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES
+        for inner in module.computations[i.called[0]].instructions
+    )
+
+
+def _waits(module: Module, i: Instruction) -> bool:
+    """Whether it is the fusion by which the compiler waits for a collective it started before."""
+    return i.opcode == "fusion" and any(
+        inner.target == "AsyncCollectiveDone"
         for inner in module.computations[i.called[0]].instructions
     )

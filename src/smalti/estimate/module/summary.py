@@ -78,10 +78,10 @@ def _assumptions(schedule: Schedule, unpriced: list[Unpriced]) -> list[str]:
             "copies that the compiler gives no cycles take their bytes over the HBM bandwidth, "
             f"{schedule.bytes_per_cycle:.0f} bytes a cycle"
         )
-    if any(op.priced_by == "compiler" and op.kind == "collective" for op in ops):
+    if any(op.kind == "collective" and op.opcode == "fusion" for op in ops):
         said.append(
-            "fusions that hold a collective take the compiler's cycles; whether those count the "
-            "links is not known"
+            "fusions that go on with a collective take the compiler's cycles; whether those count "
+            "the links is not known"
         )
     if schedule.trip_counts:
         said.append("a loop's own overhead, a few scalar instructions a pass, is not counted")
