@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from smalti.estimate.errors import EstimateError
 from smalti.estimate.peers import (
@@ -109,6 +110,26 @@ def test_both_passes_are_attention_and_its_gradients(peer, monkeypatch):
             assert_close(mine, theirs, f"{variant.name}: {name}")
 
 
+@needs_tokamax
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [3, None])
+def test_tokamaxs_sums_of_dq_are_right(steps):
+    """Both ways of adding up dq, over more key tiles than three.
+
+    In TPU interpret mode: the plain one does not show an aliased operand what was written to it.
+    """
+    case = AttentionCase.parse("B=1,Hq=2,Hkv=2,S=512,D=128", dtype="float32")
+    names = (*tokamax.FORWARD_NAMES, *tokamax.BACKWARD_NAMES)
+    config = {**dict.fromkeys(names, 128), "dq_reduction_steps": steps}
+    inputs = arrays(case.inputs())
+    (dout,) = arrays([case.output()], seed=1)
+    out, vjp = jax.vjp(lambda *x: plain_attention(case, *x), *inputs)
+    with pltpu.force_tpu_interpret_mode():
+        got = tokamax.variant(case, "both", config, "mha", "").fn(*inputs, dout)
+    for name, mine, theirs in zip(("out", *GRADS), got, (out, *vjp(dout)), strict=True):
+        assert_close(mine, theirs, name)
+
+
 @pytest.mark.parametrize(("peer", "lse_unit"), [("splash", 1.0), ("tokamax", math.log(2.0))])
 def test_a_backward_alone_takes_what_the_forward_keeps(peer, lse_unit, monkeypatch):
     if peer == "tokamax":
@@ -187,6 +208,7 @@ def test_tokamax_searches_what_the_installed_version_knows():
     ]
     known = {field.name for field in dataclasses.fields(lib.SplashConfig)}
     assert bool(skips) == ("qk_diag_skip" in known)
+    assert len(skips) in (0, 2)
     full = dataclasses.replace(case, mask="full")
     assert not any(
         "qk_diag_skip" in v.blocks for v in attention_variants("tokamax", full, "forward")
@@ -260,6 +282,31 @@ def test_a_missing_tokamax_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "tokamax", None)
     with pytest.raises(EstimateError, match=r'tokamax.*pip install "smalti\[bench\]"'):
         attention_variants("tokamax", CASES["causal"], "forward")
+
+
+@needs_tokamax
+def test_tokamax_tries_its_narrow_layout_where_a_head_is_narrow():
+    def layouts(width):
+        case = AttentionCase(B=1, Hq=8, Hkv=8, Sq=4096, Sk=4096, D=width)
+        variants = attention_variants("tokamax", case, "forward")
+        return [tuple(v.blocks.get(f"{x}_layout") for x in "qkv") for v in variants]
+
+    assert tokamax.NARROW_LAYOUT not in layouts(128)
+    assert layouts(64)[0] == layouts(192)[0] == tokamax.NARROW_LAYOUT
+
+
+@needs_tokamax
+def test_a_choice_of_tokamax_can_be_named():
+    """As `calibrate` does with the choices of published times."""
+    case = AttentionCase.parse("B=1,Hq=4,Hkv=2,S=512,D=128")
+    config = {"block_q": 256, "block_kv": 512, "block_kv_compute": 128, "k_layout": "SEQ_MINOR"}
+    for heads in ("mqa", "mha"):
+        variant = tokamax.variant(case, "forward", config, heads, "a paper")
+        assert (variant.blocks, variant.source) == ({**config, "heads": heads}, "a paper")
+        assert lower(variant).out_avals[0].shape == case.output().shape
+    odd = tokamax.variant(case, "forward", {**config, "block_kv_compute": 384}, "mha", "")
+    with pytest.raises(ValueError, match=r"tokamax: the blocks .* do not divide one another"):
+        _ = odd.fn
 
 
 @needs_tokamax
