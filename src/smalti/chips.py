@@ -67,6 +67,8 @@ class TensorCore:
     granule_bytes: int
     branch_delay_slots: int
     packs_empty_slots: bool
+    mxu_rows_per_cycle: int
+    mxu_push_share: float = 0.5
 
     @property
     def hbm_bytes_per_cycle(self) -> float:
@@ -80,10 +82,10 @@ class TensorCore:
 TENSOR_CORES = {
     core.chip: core
     for core in (
-        TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 400e-9, 512, 1, False),
-        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 400e-9, 32, 4, False),
-        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 400e-9, 32, 4, False),
-        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 400e-9, 32, 4, False),
-        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 2.2e9, 7.40e12 / 2, 400e-9, 32, 6, True),
+        TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 541e-9, 512, 1, False, 1),
+        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 541e-9, 32, 4, False, 1),
+        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 541e-9, 32, 4, False, 1),
+        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 541e-9, 32, 4, False, 2),
+        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 2.2e9, 7.40e12 / 2, 541e-9, 32, 6, True, 2),
     )
 }

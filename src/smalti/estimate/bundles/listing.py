@@ -7,6 +7,7 @@ and `End region N` name the targets of branches, and `loc("file.py":line:col)` t
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from smalti.estimate.errors import DumpUnreadable
 
@@ -47,7 +48,16 @@ class Listing:
     bundles: tuple[Bundle, ...]
     regions: dict[int, int]
     boundaries: frozenset[int]  # addresses at which some region starts, or after which one ends
+    ends: dict[int, tuple[int, ...]]  # the regions that end with a bundle, by its address
     spaces: dict[str, str]  # the memory that a pointer's SSA name points into
+
+    @cached_property
+    def starts(self) -> frozenset[int]:
+        """Addresses at which a region starts."""
+        return frozenset(self.regions.values())
+
+    def ended_at(self, address: int) -> tuple[int, ...]:
+        return self.ends.get(address, ())
 
     def address_of(self, target: str) -> int:
         """The address of a branch's target, written `$region12`."""
@@ -92,6 +102,7 @@ def parse_listing(text: str, op: str) -> Listing:
     regions: dict[int, int] = {}
     boundaries = set()
     spaces = {}
+    ends: dict[int, tuple[int, ...]] = {}
     for number, start in enumerate(starts):
         address = int(start["address"], 16)
         if address != number:
@@ -116,8 +127,9 @@ def parse_listing(text: str, op: str) -> Listing:
                 boundaries.add(address)
             else:
                 boundaries.add(address + 1)
+                ends[address] = (*ends.get(address, ()), int(region))
         bundles.append(Bundle(address, len(start["loops"]), tuple(operations)))
-    return Listing(op, tuple(bundles), regions, frozenset(boundaries), spaces)
+    return Listing(op, tuple(bundles), regions, frozenset(boundaries), ends, spaces)
 
 
 def _without_comments(text: str, op: str, address: int) -> tuple[str, list[str]]:

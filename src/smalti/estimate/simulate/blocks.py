@@ -5,7 +5,8 @@ registers, SMEM, sync flags and copies becomes Python source; its vector operati
 the caller, as executions of the block times what a block holds.
 """
 
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from smalti.chips import TensorCore
@@ -20,22 +21,70 @@ class Block:
     start: int
     stop: int  # the address after its last bundle
     run: Callable  # (machine, registers) → the next block's address, or None at the exit
+    mxu_cycles: dict[int, float]  # of work for each MXU, by its number
+    cycles: float  # that one run takes, waits apart
 
 
 def delay_slots(listing: Listing, branch: int, core: TensorCore) -> int:
     """How many bundles after the branch at address `branch` run whether it is taken or not.
 
-    Where all of them are empty, some chips' listings hold one bundle for them.
+    Where slots are empty, the listings of some chips write one bundle for several of them, without
+    its comments. Then they end with the region that holds the branch; and if its end is not marked,
+    with that bundle.
     """
     slots = core.branch_delay_slots
-    if branch + 1 + slots in listing.boundaries:
-        return slots
-    if core.packs_empty_slots and not listing.bundles[branch + 1].operations:
-        return 1
-    raise DumpUnreadable(
-        f"{listing.op}: no region ends {slots} bundles after the branch at {branch:#x}, as it does "
-        f"on {core.chip}; the format of this libtpu is not known"
-    )
+    if not core.packs_empty_slots:
+        if branch + 1 + slots in listing.boundaries:
+            return slots
+        raise DumpUnreadable(
+            f"{listing.op}: no region ends {slots} bundles after the branch at {branch:#x}, as it "
+            f"does on {core.chip}; the format of this libtpu is not known"
+        )
+    found, empty = None, []
+    for n in range(1, slots + 1):
+        at = branch + n
+        if at in listing.starts or at >= len(listing.bundles):
+            break
+        if any(listing.regions.get(region, at) <= branch for region in listing.ended_at(at)):
+            found = n
+        if not listing.bundles[at].operations:
+            empty.append(n)
+    if found is None and empty and empty[-1] - empty[0] == len(empty) - 1:
+        found = empty[-1]
+    if found is None:
+        raise DumpUnreadable(
+            f"{listing.op}: it cannot be told where the delay slots of the branch at {branch:#x} "
+            "end; the format of this libtpu is not known"
+        )
+    return found
+
+
+_MXU = re.compile(r"\.mxu(\d)")
+_ROWS = {"bf16": 16, "f32": 8, "s8": 32, "u8": 32, "f8": 32}  # of a register, by element
+
+
+def mxu_cycles(bundles: Sequence[Bundle], core: TensorCore) -> dict[int, float]:
+    """How long each MXU is busy with the products and weights that the bundles give it."""
+    busy: dict[int, float] = {}
+    for bundle in bundles:
+        for operation in bundle.operations:
+            opcode = operation.opcode
+            if not opcode.startswith(("vmatmul", "vmatpush")):
+                continue
+            unit = _MXU.search(operation.text)
+            # Without a type in its name, it takes whole words: float32.
+            rows = next((n for kind, n in _ROWS.items() if f".{kind}" in opcode), 8)
+            if unit is None:
+                raise UnknownOperation(
+                    f"bundle {bundle.address:#x} holds the operation {opcode!r}, of which it is "
+                    f"not known how long an MXU takes for it: {operation.text[:120]}"
+                )
+            cycles = rows / core.mxu_rows_per_cycle
+            if opcode.startswith("vmatpush"):
+                cycles *= core.mxu_push_share
+            number = int(unit[1])
+            busy[number] = busy.get(number, 0.0) + cycles
+    return busy
 
 
 def make_blocks(
@@ -70,8 +119,13 @@ def make_blocks(
     for start, stop in zip(edges, edges[1:], strict=False):
         at = ends.get(stop)
         branch = None if at is None else branches[at][0]
+        bundles = listing.bundles[start:stop]
+        busy = mxu_cycles(bundles, core)
+        # The schedule may ask an MXU for more than it can do: then the bundles wait for it.
+        cycles = max(float(len(bundles)), *busy.values()) if busy else float(len(bundles))
         writer = _Writer(listing, addresses, operands, stated, cautious)
-        blocks[start] = Block(start, stop, writer.compile(listing.bundles[start:stop], branch, at))
+        run = writer.compile(bundles, branch, at, cycles)
+        blocks[start] = Block(start, stop, run, busy, cycles)
     return blocks
 
 
@@ -90,7 +144,7 @@ class _Writer:
         self.written: dict[str, None] = {}
         self.constants: dict[str, object] = {}
 
-    def compile(self, bundles: tuple[Bundle, ...], branch: Operation | None, at: int | None):
+    def compile(self, bundles: tuple[Bundle, ...], branch, at: int | None, cycles: float):
         for bundle in bundles:
             self._bundle(bundle, bundle.address - bundles[0].address)
         count = len(self.listing.bundles)
@@ -106,7 +160,7 @@ class _Writer:
         body = [f"{name} = R[{name!r}]" for name in self.read]
         body += ["t = m.time", *self.lines]
         body += [f"R[{name!r}] = {name}" for name in self.written]
-        body += [f"m.time = t + {len(bundles)}", f"return {chosen}"]
+        body += [f"m.time = t + {cycles}", f"return {chosen}"]
         source = "def run(m, R):\n    " + "\n    ".join(body)
         scope: dict = {**vars(operations), **self.constants}
         exec(compile(source, f"<{self.listing.op} {bundles[0].address:#x}>", "exec"), scope)

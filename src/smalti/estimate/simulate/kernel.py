@@ -26,6 +26,8 @@ class Simulation:
     core: TensorCore
     cycles: float
     cycles_waiting: float  # of these, waiting for copies
+    cycles_mxu: float  # of these, waiting for an MXU that is given more than it can do
+    mxu_busy: float  # cycles of work, all MXUs together
     bundles: int  # executed, one cycle each
     bytes: dict[str, int]  # copied, by route: "hbm_to_vmem"
     copies: dict[str, int]  # how many, by route
@@ -50,12 +52,16 @@ class Simulation:
 
     @property
     def occupancy(self) -> dict[str, float]:
-        """Slots used over slots there were in all cycles, by unit, and HBM over its bandwidth."""
+        """What is used over what there was in all cycles: slots by unit, and HBM's bandwidth.
+
+        Of the MXU it is the cycles of its work: an operation keeps it for longer than a slot.
+        """
         shares = {
             unit: used / (self.slots[unit] * self.cycles) for unit, used in self.slots_used.items()
         }
         hbm = (self.bytes_hbm_read + self.bytes_hbm_written) / self.core.hbm_bytes_per_cycle
-        return {**shares, "HBM": hbm / self.cycles}
+        mxu = self.mxu_busy / (self.slots["MXU"] * self.cycles)
+        return {**shares, "MXU": mxu, "HBM": hbm / self.cycles}
 
     @property
     def bound(self) -> str:
@@ -106,6 +112,12 @@ def simulate(
         core=core,
         cycles=machine.time,
         cycles_waiting=machine.cycles_waiting,
+        cycles_mxu=sum(
+            count * (blocks[at].cycles - (blocks[at].stop - at)) for at, count in counts.items()
+        ),
+        mxu_busy=sum(
+            count * sum(blocks[at].mxu_cycles.values()) for at, count in counts.items()
+        ),
         bundles=int(executions.sum()),
         bytes=machine.bytes,
         copies=machine.copies,

@@ -72,6 +72,14 @@ def shift_right_signed(value, by):
     return (((value ^ SIGN) - SIGN) >> min(by, 31)) & WORD
 
 
+def least(a, b):
+    return select(a < b, a, b)
+
+
+def greatest(a, b):
+    return select(a < b, b, a)
+
+
 def select(condition, then, otherwise):
     """A choice by a value that may be unknown, which is no branch."""
     if isinstance(condition, Unknown):
@@ -90,6 +98,8 @@ EXPRESSIONS = {
     "sadd.s32": f"({{0}} + {{1}}) & {WORD}",
     "ssub.s32": f"({{0}} - {{1}}) & {WORD}",
     "smul.u32": f"({{0}} * {{1}}) & {WORD}",
+    "smin.u32": "least({0}, {1})",
+    "smax.u32": "greatest({0}, {1})",
     "sand.u32": "{0} & {1}",
     "sor.u32": "{0} | {1}",
     "sxor.u32": "{0} ^ {1}",
