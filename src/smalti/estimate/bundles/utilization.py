@@ -28,7 +28,9 @@ def parse_utilization(text: str, op: str, bundles: int) -> Utilization:
     """
     lines = text.splitlines()
     if len(lines) < 4 or lines[0].strip() != HEADER or lines[3].strip() != "== UTILIZATION:":
-        raise DumpUnreadable(f"{op}: the utilisation file does not start as it did in libtpu 0.0.50")
+        raise DumpUnreadable(
+            f"{op}: the utilisation file does not start as it did in libtpu 0.0.50"
+        )
     units = tuple(name.strip() for name in lines[1].split(","))
     if units != UNITS:
         raise DumpUnreadable(f"{op}: the utilisation file has the units {units}, known are {UNITS}")

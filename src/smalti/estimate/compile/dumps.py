@@ -58,16 +58,20 @@ def _kernel_signatures(module: str) -> dict[str, str]:
         elif match := _INSTRUCTION.match(line):
             ops[match[1]] = computation, match[2]
             bodies[computation].append(match[2])
-    fused = {c for c, body in bodies.items() if any(_KERNEL in does for does in body)}
-    signatures = {}
+    inside = {}  # a fusion, by the computation that it fuses around a kernel
     for op, (_, does) in ops.items():
-        if " fusion(" in does and (match := re.search(r", calls=%([^\s,]+)", does)):
-            if match[1] in fused:
-                signatures[op] = does.replace(match[0], "") + "\n".join(bodies[match[1]])
-                fused_inside = [o for o, (c, _) in ops.items() if c == match[1]]
-                for inside in fused_inside:
-                    signatures.pop(inside, None)
-        elif _KERNEL in does:
+        called = re.search(r" fusion\(.*, calls=%([^\s,]+)", does)
+        if called and any(_KERNEL in part for part in bodies[called[1]]):
+            inside[called[1]] = op
+    signatures = {}
+    for op, (computation, does) in ops.items():
+        if _KERNEL not in does:
+            continue
+        if computation in inside:
+            op = inside[computation]
+            call = ops[op][1].replace(f"%{computation}", "")
+            signatures[op] = "\n".join([call, *bodies[computation]])
+        else:
             signatures[op] = does
     return signatures
 

@@ -1,15 +1,14 @@
 """A function, lowered for a TPU in a process that has none and does not load its compiler."""
 
 import io
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
-
-# Private, and no public name does it: `jax.config.update` is not of this thread alone.
-from jax._src.config import traceback_in_locations_limit  # isort: skip
 
 from smalti.estimate.compile.target import Target
 
@@ -34,9 +33,7 @@ def lower(
     flatbuffers. What `fn` raises while it is traced is the caller's own and passes through.
     """
     mesh = target.mesh()
-    # A location keeps the innermost frame, which is what the compiler writes into its dumps. The
-    # frames around it would change the program with every place that compile_for is called from.
-    with jax.sharding.use_abstract_mesh(mesh), traceback_in_locations_limit(1):
+    with jax.sharding.use_abstract_mesh(mesh), _own_locations():
         jitted = jax.jit(
             fn,
             in_shardings=_shardings(mesh, in_shardings, NamedSharding(mesh, PartitionSpec())),
@@ -48,6 +45,33 @@ def lower(
     bytecode = io.BytesIO()
     module.operation.write_bytecode(bytecode)
     return Lowered(traced.fun_name, bytecode.getvalue())
+
+
+_one_at_a_time = threading.Lock()
+
+
+@contextmanager
+def _own_locations() -> Iterator[None]:
+    """Each operation has the place of its own line in the source, and nothing else.
+
+    jax has no public names for either of these.
+    """
+    from jax._src.config import traceback_in_locations_limit
+    from jax._src.pallas.mosaic import lowering
+
+    # Pallas lowers like operations once, and gives all of them the place of the first: in a kernel
+    # that reads k_ref and v_ref alike, v's cycles would be charged to the line of k.
+    kept = lowering._uncacheable_primitives
+    with _one_at_a_time:
+        added = {p for rules in lowering.lowering_rules.values() for p in rules} - kept
+        kept |= added
+        try:
+            # The frames around the innermost one are in no dump, and would change the program, so
+            # its key in the cache, with every place that compile_for is called from.
+            with traceback_in_locations_limit(1):
+                yield
+        finally:
+            kept -= added
 
 
 def _shapes(index: int, arg: Any) -> Any:

@@ -91,6 +91,11 @@ def find_target(
             f"mesh_axes {dict(axes)} makes {target.devices} devices, but {topology} has "
             f"{topology_devices}: use all of them, or one"
         )
+    if chip == "v4" and target.devices > 1:
+        raise ValueError(
+            f"mesh_axes {dict(axes)} makes a slice of v4, whose devices are then whole chips of "
+            "two cores, which is not modelled: leave mesh_axes out, or take another chip"
+        )
     return target
 
 

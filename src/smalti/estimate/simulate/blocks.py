@@ -263,7 +263,9 @@ class _Writer:
             return f"({terms[0]} {shift} {terms[1]}) & {operations.WORD}"
         wanted = operations.EXPRESSIONS[opcode].count("{")
         if len(terms) != wanted:
-            raise UnknownOperation(f"{self.where}: {opcode} has {len(terms)} operands, not {wanted}")
+            raise UnknownOperation(
+                f"{self.where}: {opcode} has {len(terms)} operands, not {wanted}"
+            )
         return operations.EXPRESSIONS[opcode].format(*terms)
 
     def _effect(self, operation: Operation, at: int, offset: int) -> str:
@@ -289,9 +291,7 @@ class _Writer:
             return f"t += m.wait(t + {offset}, {at}, {flag}, {granules})"
         if opcode.startswith("dma.") and (route := self._route(operation)):
             source, granules, destination, flag = (self._term(a) for a in arguments[:4])
-            return (
-                f"m.copy(t + {offset}, {at}, {route!r}, {source}, {granules}, {destination}, {flag})"
-            )
+            return f"m.copy(t + {offset}, {at}, {route!r}, {source}, {granules}, {destination}, {flag})"
         raise UnknownOperation(
             f"{self.where} holds the operation {opcode!r}, which is not known: "
             f"{operation.text[:120]}"
@@ -300,8 +300,10 @@ class _Writer:
     def _route(self, operation: Operation) -> str | None:
         route = operation.opcode.removeprefix("dma.")
         if route == "general":  # its direction is that of its pointers
-            spaces = [self.listing.spaces.get(argument) for argument in
-                      (operation.arguments[0], operation.arguments[2])]
+            spaces = [
+                self.listing.spaces.get(argument)
+                for argument in (operation.arguments[0], operation.arguments[2])
+            ]
             route = "_to_".join(space or "?" for space in spaces)
         memories = ("hbm", "vmem", "smem")
         known = {f"{a}_to_{b}" for a in memories for b in memories}

@@ -115,9 +115,7 @@ def simulate(
         cycles_mxu=sum(
             count * (blocks[at].cycles - (blocks[at].stop - at)) for at, count in counts.items()
         ),
-        mxu_busy=sum(
-            count * sum(blocks[at].mxu_cycles.values()) for at, count in counts.items()
-        ),
+        mxu_busy=sum(count * sum(blocks[at].mxu_cycles.values()) for at, count in counts.items()),
         bundles=int(executions.sum()),
         bytes=machine.bytes,
         copies=machine.copies,

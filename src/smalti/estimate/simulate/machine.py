@@ -167,4 +167,3 @@ class Machine:
                     f"the kernel ends with {found.unwaited * self.core.granule_bytes} bytes of "
                     "copies that nothing waits for"
                 )
-

@@ -1,0 +1,132 @@
+"""A program's time: every operation of its schedule priced, its Pallas kernels by simulation."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from smalti.chips import TENSOR_CORES, TensorCore
+from smalti.estimate.errors import EstimateError
+from smalti.estimate.module import Overlap, Schedule, Summary, read_module, schedule, summarize
+from smalti.estimate.program import KernelDump, Program
+from smalti.estimate.simulate import Simulation, simulate
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one run of a program costs one TensorCore. All of it is an estimate."""
+
+    program: Program
+    core: TensorCore
+    schedule: Schedule  # with its kernels' times filled in
+    summary: Summary
+    simulations: dict[str, Simulation]  # by op name
+
+    @property
+    def cycles(self) -> float:
+        return self.summary.cycles
+
+    @property
+    def time_ns(self) -> float:
+        return self.cycles / self.core.clock_hz * 1e9
+
+    @property
+    def bytes_hbm(self) -> int:
+        """Read and written; an upper bound where XLA's operations touch HBM."""
+        return self.summary.bytes_hbm_read + self.summary.bytes_hbm_written
+
+    @property
+    def kernel_cycles(self) -> float:
+        return sum(op.count * (op.cycles or 0.0) for op in self.schedule.kernels)
+
+    @property
+    def occupancy(self) -> dict[str, float]:
+        """By unit, the share of the kernels' time that it is busy; HBM's is of the whole program.
+
+        XLA's own operations are priced, not simulated, so that of a program without kernels only
+        HBM is known.
+        """
+        shares: dict[str, float] = {}
+        for op in self.schedule.kernels:
+            weight = op.count * (op.cycles or 0.0) / self.kernel_cycles
+            for unit, share in self.simulations[op.name].occupancy.items():
+                shares[unit] = shares.get(unit, 0.0) + weight * share
+        if self.cycles:
+            shares["HBM"] = self.bytes_hbm / self.core.hbm_bytes_per_cycle / self.cycles
+        return shares
+
+    @property
+    def bound(self) -> str:
+        """The busiest unit of the kernels, or HBM."""
+        shares = self.occupancy
+        return max(shares, key=lambda unit: shares[unit]) if shares else "nothing"
+
+
+def estimate(
+    program: Program,
+    *,
+    overlap: Overlap = "full",
+    trip_counts: Mapping[str, int] | None = None,
+    branches: Mapping[str, int] | None = None,
+    operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
+    kernel_branches: Mapping[str, Mapping[int, bool | Sequence[bool]]] | None = None,
+) -> Estimate:
+    """The time of a compiled program on one TensorCore of its chip.
+
+    overlap: what asynchronous copies overlap with, see `smalti.estimate.module.ASSUMPTIONS`.
+    trip_counts, branches: of loops and conditionals that depend on data, by their names.
+    operands: values of a kernel's operands that the program computes, by op name and number; those
+        that are constants of the program are read from it.
+    kernel_branches: inside of kernels, see `simulate`.
+
+    Raises ValueError for a name that the program does not have, and the errors of
+    `smalti.estimate.errors` where there is no answer.
+    """
+    core = TENSOR_CORES[program.chip]
+    listed = schedule(
+        read_module(program.hlo),
+        bytes_per_cycle=core.hbm_bytes_per_cycle,
+        overlap=overlap,
+        trip_counts=trip_counts,
+        branches=branches,
+    )
+    operands, kernel_branches = dict(operands or {}), dict(kernel_branches or {})
+    names = [op.name for op in listed.kernels]
+    for argument, stated in (("operands", operands), ("kernel_branches", kernel_branches)):
+        for name in stated:
+            if name not in names:
+                raise ValueError(
+                    f"{argument}: the program has no kernel {name!r}; it has "
+                    + (", ".join(map(repr, names)) or "none at all")
+                )
+    simulations: dict[str, Simulation] = {}
+    alike: dict[object, Simulation] = {}  # layers run the same kernel on the same tables
+    for op in listed.kernels:
+        if op.name in simulations:
+            continue
+        dump = program.kernels.get(op.name)
+        if dump is None:
+            raise EstimateError(f"the program holds no dump of its kernel {op.name}")
+        values = list(op.operands)
+        for number, value in operands.get(op.name, {}).items():
+            if not 0 <= number < len(values):
+                raise ValueError(
+                    f"operands[{op.name!r}][{number}]: it has operands 0 to {len(values) - 1}"
+                )
+            values[number] = np.asarray(value)
+        stated = kernel_branches.get(op.name, {})
+        key = None if stated else _key(dump, values)
+        found = alike.get(key) if key is not None else None
+        if found is None:
+            found = simulate(dump, core, values, stated)
+            alike[key] = found
+        simulations[op.name] = found
+        listed = listed.with_kernel(
+            op.name, found.cycles, found.bytes_hbm_read, found.bytes_hbm_written
+        )
+    return Estimate(program, core, listed, summarize(listed), simulations)
+
+
+def _key(dump: KernelDump, values: Sequence[np.ndarray | None]) -> object:
+    # Names of registers and of the op itself differ between copies of one kernel's dump.
+    return dump.bundles, tuple(None if v is None else (v.shape, v.tobytes()) for v in values)
