@@ -25,7 +25,7 @@ class DumpUnreadable(EstimateError):
 
 
 class UnknownOperation(EstimateError):
-    """A schedule holds an operation whose effect is not known: naming it is better than guessing."""
+    """A schedule holds an operation whose effect is not known; it is named, not guessed."""
 
 
 class SimulationFailed(EstimateError):
@@ -33,4 +33,4 @@ class SimulationFailed(EstimateError):
 
 
 class Unstated(EstimateError):
-    """The time depends on a value that is not in the program: a trip count, a branch, an operand."""
+    """The time depends on what is not in the program: a trip count, a branch, an operand."""

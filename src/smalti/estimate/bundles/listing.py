@@ -1,4 +1,4 @@
-"""Reads libtpu's `*-final_bundles.txt`: the VLIW bundles of one op, in the order of their addresses.
+"""Reads libtpu's `*-final_bundles.txt`: the VLIW bundles of one op, in order of their addresses.
 
 A bundle is written `0xADDR [LB|LH|LE|PB|PF|CT]: > { op ;; op ;; … }`, one `>` for every loop around
 it. Comments may nest, span lines and hold anything; two kinds of them carry facts: `Start region N`

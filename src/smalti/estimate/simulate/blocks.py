@@ -5,6 +5,7 @@ registers, SMEM, sync flags and copies becomes Python source; its vector operati
 the caller, as executions of the block times what a block holds.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,7 +117,7 @@ def make_blocks(
     edges = sorted(starts | {len(listing.bundles)})
     cautious = any(o.opcode == "spop" for b in listing.bundles for o in b.operations)
     blocks = {}
-    for start, stop in zip(edges, edges[1:], strict=False):
+    for start, stop in itertools.pairwise(edges):
         at = ends.get(stop)
         branch = None if at is None else branches[at][0]
         bundles = listing.bundles[start:stop]
@@ -194,7 +195,7 @@ class _Writer:
         opcode = operation.opcode
         if opcode in operations.RENAMES or opcode in operations.NOTHING:
             return
-        if opcode.startswith(operations.NOTHING_PREFIXES) or opcode.startswith("vpush"):
+        if opcode.startswith(operations.NOTHING_PREFIXES):
             return
         if operation.destination is not None:
             self._value(operation, at, values)
@@ -291,7 +292,8 @@ class _Writer:
             return f"t += m.wait(t + {offset}, {at}, {flag}, {granules})"
         if opcode.startswith("dma.") and (route := self._route(operation)):
             source, granules, destination, flag = (self._term(a) for a in arguments[:4])
-            return f"m.copy(t + {offset}, {at}, {route!r}, {source}, {granules}, {destination}, {flag})"
+            what = f"{route!r}, {source}, {granules}, {destination}, {flag}"
+            return f"m.copy(t + {offset}, {at}, {what})"
         raise UnknownOperation(
             f"{self.where} holds the operation {opcode!r}, which is not known: "
             f"{operation.text[:120]}"

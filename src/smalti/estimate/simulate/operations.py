@@ -35,10 +35,8 @@ class Unknown:
     __lshift__ = __rlshift__ = __rshift__ = __rrshift__ = _word
     __lt__ = __le__ = __gt__ = __ge__ = _bit
 
-    def __eq__(self, other):  # a comparison of words, not of objects
-        return UnknownBit(self.why)
-
-    __ne__ = __eq__
+    # Comparisons of words, not of objects.
+    __eq__ = __ne__ = _bit  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]  # an address that is not known is no key
 
     def __bool__(self):
@@ -137,7 +135,7 @@ NOTHING = (
     *("sfence", "cfence", "compiler-scheduling-barrier", "vtrace", "vsettm", "vsetiar.raw.iar0"),
     *("vsetiar.raw.iar1", "set.rngseed"),
 )
-NOTHING_PREFIXES = ("vset.pattern",)
+NOTHING_PREFIXES = ("vset.pattern", "vpush")  # what is pushed, `spop` takes as not known
 
 _SYMBOL = re.compile(r"\[?#allocation(\d+)(_spill)?(?:\s*\+\s*\$(0x[0-9a-f]+))?\]?")
 _ADDRESS = re.compile(r"\[(?:smem:)?(.*)\]")
