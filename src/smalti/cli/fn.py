@@ -1,0 +1,103 @@
+"""`smalti estimate fn`: what any jittable function costs on a TPU."""
+
+import traceback
+from typing import Annotated
+
+import typer
+
+from smalti.cli.failing import Failed
+from smalti.cli.options import (
+    Chart,
+    Chip,
+    Flags,
+    Json,
+    Source,
+    Verbose,
+    numbers_by_name,
+    split_flags,
+)
+
+
+def fn(
+    function: Annotated[
+        str, typer.Argument(metavar="FILE.py:FUNCTION", help="Or package.module:FUNCTION.")
+    ],
+    args: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'bf16[8,128],f32[]'",
+            help="Shapes of its arguments. Without it, the list FUNCTION_shapes in its file, or "
+            "FUNCTION.shapes: a shape, or a pytree of shapes, for each argument.",
+        ),
+    ] = None,
+    chip: Chip = "v6e",
+    topology: Annotated[
+        str | None,
+        typer.Option(metavar="v6e:2x2", help="The slice; by default the chip's smallest."),
+    ] = None,
+    trip_count: Annotated[
+        list[str] | None,
+        typer.Option(metavar="while.3=12", help="How often a loop runs that depends on data."),
+    ] = None,
+    branch: Annotated[
+        list[str] | None,
+        typer.Option(metavar="conditional.1=0", help="Which branch of a conditional is taken."),
+    ] = None,
+    overlap: Annotated[
+        str, typer.Option(help="What asynchronous copies overlap with: full or none.")
+    ] = "full",
+    longest: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Only the N longest operations, the longest first."),
+    ] = None,
+    flags: Flags = "",
+    json: Json = None,
+    chart: Chart = None,
+    source: Source = False,
+    verbose: Verbose = False,
+) -> None:
+    """Compile a function for a TPU and show what it runs: operations, kernels, memory.
+
+    \b
+    smalti estimate fn model.py:step --args 'bf16[1,8,4096,128],f32[128]' --chip v6e
+    """
+    from smalti.cli import output
+    from smalti.cli.function import load_function
+    from smalti.estimate import EstimateError, Unstated, compile_for, estimate
+    from smalti.estimate.calibrate import trust
+    from smalti.estimate.compile.target import find_target
+    from smalti.estimate.report import entry, fn_record
+    from smalti.estimate.report.tables import show_fn, show_source
+
+    find_target(chip, topology)
+    counts, branches = numbers_by_name("--trip-count", trip_count or ()), None
+    branches = numbers_by_name("--branch", branch or ())
+    if overlap not in ("full", "none"):
+        raise ValueError(f"--overlap {overlap!r} is neither full nor none")
+    if longest is not None and longest < 1:
+        raise ValueError(f"--longest {longest}: at least 1")
+    split = split_flags(flags)
+    output.check(json, chart)
+    loaded = load_function(function, args)
+    try:
+        program = compile_for(loaded.call, *loaded.args, chip=chip, topology=topology, flags=split)
+    except (Failed, ValueError, EstimateError):
+        raise
+    except Exception as error:  # jax refuses what the function returned, say
+        first = next((line for line in str(error).splitlines() if line.strip()), "")
+        details = traceback.format_exc()
+        raise Failed(f"{function}: {type(error).__name__}: {first}", details=details) from error
+    try:
+        result = estimate(program, overlap=overlap, trip_counts=counts, branches=branches)
+    except Unstated as error:
+        raise Unstated(
+            f"{error} (here: --trip-count NAME=NUMBER for a loop, --branch NAME=NUMBER for a "
+            "conditional)"
+        ) from error
+    record = fn_record(function, loaded.spelled, entry(result, label=trust(chip).label))
+    output.write(record, json, chart)
+    if json != output.STDOUT:
+        out = output.console()
+        show_fn(out, record, longest=longest, verbose=verbose)
+        if source:
+            show_source(out, function, record)

@@ -1,0 +1,36 @@
+"""smalti's own TPU attention, as one more variant beside the peers'."""
+
+from typing import Any
+
+import jax
+
+import smalti
+from smalti.estimate.compile.target import find_target
+from smalti.estimate.peers import AttentionCase, Variant
+from smalti.estimate.peers.passes import program
+from smalti.estimate.peers.variant import Call
+
+OURS = "ours"
+
+
+def our_variant(case: AttentionCase, which: str, chip: str) -> Variant:
+    """`smalti.attention(implementation="pallas")` with its own choice of blocks.
+
+    Where smalti cannot do the case, its NotImplementedError comes when the function is traced.
+    """
+    return Variant(
+        peer=OURS, blocks={}, source="smalti's own", build=lambda: _build(case, which, chip)
+    )
+
+
+def _build(case: AttentionCase, which: str, chip: str) -> Call:
+    mask = smalti.masks.parse(case.mask)
+
+    def forward(q, k, v) -> Any:
+        return smalti.attention(
+            q, k, v, mask=mask, scale=case.scale, layout=case.layout, implementation="pallas"
+        )
+
+    # A backward alone is traced once here, for its residuals, and must not see this CPU.
+    with jax.sharding.use_abstract_mesh(find_target(chip).mesh()):
+        return program("smalti", forward, case, which)
