@@ -91,18 +91,20 @@ def attention(
         "scale": call.scale,
         "softcap": call.softcap,
     }
-    if choice.implementation == "reference":
-        dense = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
-        out, lse = reference(call.q, call.k, call.v, mask=dense, **options)
-    else:
-        out, lse = blockwise(
-            call.q,
-            call.k,
-            call.v,
-            mask=call.mask,
-            block_sizes=block_sizes,
-            **options,
-        )
+    # A compiled program still says by this name what ran.
+    with jax.named_scope(f"smalti.attention[{choice.implementation}]"):
+        if choice.implementation == "reference":
+            dense = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
+            out, lse = reference(call.q, call.k, call.v, mask=dense, **options)
+        else:
+            out, lse = blockwise(
+                call.q,
+                call.k,
+                call.v,
+                mask=call.mask,
+                block_sizes=block_sizes,
+                **options,
+            )
     if layout == "BSHD":
         out = out.swapaxes(1, 2)
     return (out, lse) if return_lse else out
