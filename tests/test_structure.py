@@ -45,7 +45,7 @@ def is_public(module: str) -> bool:
 # What stands around the kernels and sees of them what any user sees.
 OUTSIDE = ("smalti.lab", "nanogpt_jax", "explainer")
 # Small shared parts, which know nobody; masks know nobody but them.
-SHARED = ("smalti.backend", "smalti.chips", "smalti.varying")
+SHARED = ("smalti.backend", "smalti.block_table", "smalti.chips", "smalti.varying")
 
 
 def forbidden(importer: str, target: str) -> str | None:
