@@ -43,7 +43,7 @@ def is_public(module: str) -> bool:
 
 
 # What stands around the kernels and sees of them what any user sees.
-OUTSIDE = ("smalti.lab", "nanogpt_jax", "explainer")
+OUTSIDE = ("smalti.lab", "smalti.cli", "nanogpt_jax", "explainer")
 # Small shared parts, which know nobody; masks know nobody but them.
 SHARED = ("smalti.backend", "smalti.block_table", "smalti.chips", "smalti.varying")
 
@@ -63,6 +63,8 @@ def forbidden(importer: str, target: str) -> str | None:
         return "a reference never imports a kernel"
     if is_kernel(importer) and is_in(target, "smalti.estimate", "smalti.lab"):
         return "kernels import neither estimate nor lab"
+    if not is_in(importer, "smalti.cli") and is_in(target, "smalti.cli"):
+        return "nobody knows the command line"
     if is_in(importer, "smalti") and is_in(target, "nanogpt_jax", "explainer"):
         return "the library knows none of its users"
     return None
@@ -77,7 +79,9 @@ def violations(graph: ImportGraph) -> Iterator[str]:
         home = next((package for package in OUTSIDE if is_in(found.importer, package)), None)
         if home is None or is_in(found.target, home):
             continue
-        private = found.name is not None and found.name.startswith("_")
+        if home == "smalti.cli" and is_in(found.target, "smalti.estimate"):
+            continue  # it is the face of it
+        private = re.match(r"_(?!_)", found.name or "")
         if not is_public(found.target) or private:
             yield f"{found}: {home} uses the public names only"
 
@@ -139,6 +143,15 @@ def test_imports_go_in_the_directions_of_the_design():
         (
             {"explainer/record.py": "import smalti as s\ns._hidden"},
             "explainer.record:2 uses _hidden of smalti",
+        ),
+        (
+            {"smalti/cli/ours.py": "from smalti.attention.api import attention"}
+            | {"smalti/attention/api.py": ""},
+            "smalti.cli uses the public names only",
+        ),
+        (
+            {"smalti/attention/api.py": "from smalti.cli import app", "smalti/cli/app.py": ""},
+            "nobody knows the command line",
         ),
         (
             {"smalti/chips.py": "from nanogpt_jax import train", "nanogpt_jax/train.py": ""},

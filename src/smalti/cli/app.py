@@ -9,6 +9,7 @@ from smalti.cli.attention import attention
 from smalti.cli.calibrate import calibrate
 from smalti.cli.compare import compare_files
 from smalti.cli.fn import fn
+from smalti.cli.tune import tune
 
 _SETTINGS: dict[str, Any] = {
     "invoke_without_command": True,
@@ -54,4 +55,5 @@ def _estimate(
 
 estimate.command("attention")(attention)
 estimate.command("fn")(fn)
+estimate.command("tune")(tune)
 estimate.command("calibrate")(calibrate)

@@ -12,6 +12,7 @@ from typing import Any
 from smalti.cli.failing import STOPPED, Failed
 
 _INTERRUPTED = 130
+_NOBODY_READS = 141
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `… | head`
         # What is still buffered would raise again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return _NOBODY_READS
     return code
 
 
@@ -37,7 +38,6 @@ def _run(arguments: list[str], verbose: bool) -> int:
     import typer
 
     from smalti.cli.app import app
-    from smalti.estimate import EstimateError
 
     # Whichever click typer brings along: the base of its usage errors, and what Ctrl-C becomes.
     usage_error: Any = typer.BadParameter.__mro__[2]
@@ -57,7 +57,15 @@ def _run(arguments: list[str], verbose: bool) -> int:
         return _say(str(error), error.code)
     except ValueError as error:
         return _say(str(error), 2)
-    except EstimateError as error:
+    except SystemExit as error:
+        if isinstance(error.__context__, BrokenPipeError):  # typer has seen to stdout already
+            return _NOBODY_READS
+        raise
+    except Exception as error:
+        from smalti.estimate import EstimateError  # late: it takes a while, and --help has no use
+
+        if not isinstance(error, EstimateError):
+            raise
         if verbose and (printed := getattr(error, "compiler_message", "")):
             print(printed, file=sys.stderr)
         return _say(str(error), 1)

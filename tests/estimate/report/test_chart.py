@@ -1,14 +1,12 @@
 import pytest
 
+from smalti.estimate.report.chart import draw
 from tests.estimate.report import records
 
-pytest.importorskip("matplotlib", reason="matplotlib is not installed: pip install 'smalti[cli]'")
-from smalti.estimate.report.chart import draw
 
-
-@pytest.mark.parametrize("record", [records.attention(), records.fn()])
-def test_a_picture_is_written(tmp_path, record):
-    draw(record, tmp_path / "out.png")
+@pytest.mark.parametrize("make", [records.attention, records.fn])
+def test_a_picture_is_written(tmp_path, make):
+    draw(make(), tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -1,15 +1,10 @@
 import copy
 import io
 
-import pytest
-
-from smalti.estimate.report import compare, entries_of
-from tests.estimate.report import records
-
-pytest.importorskip("rich", reason="rich is not installed: pip install 'smalti[cli]'")
 from rich.console import Console
 
-from smalti.estimate.report import tables
+from smalti.estimate.report import compare, entries_of, tables
+from tests.estimate.report import records
 
 
 def shown(show, *args, **options):
