@@ -21,16 +21,27 @@ class Operation:
     predicate: str | None  # "%p38_p0" or "!%p38_p0": the op takes place where it holds
     arguments: tuple[str, ...]
     source: tuple[str, int] | None  # file and line
-    note: str  # what a comment says of it: "core id"
+    note: str  # what comments say of it, between " :: ": "core id"
     text: str
 
     @property
     def is_vector(self) -> bool:
         """Works on vector registers alone: it takes slots, and decides nothing."""
-        return self.opcode.startswith("v") and not self.opcode.startswith(SCALAR_WITH_V)
+        return _is_vector(self.opcode, self.destination)
 
 
-SCALAR_WITH_V = ("vsync", "vwait", "vpush", "vtrace", "vsettm", "vset.", "vsetiar", "vdelay")
+_SCALAR_WITH_V = ("vsync", "vwait", "vpush", "vtrace", "vsettm", "vset.", "vsetiar")
+_SCALAR_WITH_V += ("vdelay",)
+_SCALAR_REGISTER = re.compile(r"%[a-z]+\d+_[sp]\d+")
+
+
+def _is_vector(opcode: str, destination: str | None) -> bool:
+    # What writes a scalar register is no vector operation, whatever its name.
+    return (
+        opcode.startswith("v")
+        and not opcode.startswith(_SCALAR_WITH_V)
+        and not (destination and _SCALAR_REGISTER.search(destination))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,15 +70,23 @@ class Listing:
     def ended_at(self, address: int) -> tuple[int, ...]:
         return self.ends.get(address, ())
 
-    def address_of(self, target: str) -> int:
-        """The address of a branch's target, written `$region12`."""
-        number = int(target.removeprefix("$region"))
-        if number not in self.regions:
-            raise DumpUnreadable(
-                f"{self.op}: a branch goes to region {number}, which the dump does not hold; "
-                "it is damaged, or of a libtpu whose format is not known"
-            )
-        return self.regions[number]
+    def address_of(self, target: str, branch: int) -> int:
+        """The address of a branch's target, written `$region12`; `branch` is its own.
+
+        A branch over all that is left of a kernel goes to an empty region, which the dump leaves
+        out: to where the region before it ends, which is the kernel's end but for its exit bundle.
+        """
+        number = int(match[1]) if (match := _TARGET.fullmatch(target)) else -1
+        if number in self.regions:
+            return self.regions[number]
+        last = len(self.bundles) - 1
+        for end in (last, last - 1):
+            if number - 1 in self.ended_at(end) and self.regions.get(number - 1, last) > branch:
+                return end + 1
+        raise DumpUnreadable(
+            f"{self.op}: a branch goes to {target!r}, which the dump does not hold; "
+            "it is damaged, or of a libtpu whose format is not known"
+        )
 
 
 _BUNDLE = re.compile(
@@ -77,6 +96,7 @@ _BUNDLE = re.compile(
 _COMMENT_MARK = re.compile(r"/\*|\*/")
 _REGION = re.compile(r"(Start/End empty|Start|End) region (\d+)")
 _LOCATION = re.compile(r'loc\("([^"]*)":(\d+)')
+_TARGET = re.compile(r"\$region(\d{1,9})")
 _EXIT = re.compile(r"exit bundle:")
 _OPERATION = re.compile(
     r"(?:(?P<destination>%[A-Za-z_]*\d*\w*(?:,\s*%\w+)*)\s*=\s*)?"
@@ -119,8 +139,8 @@ def parse_listing(text: str, op: str) -> Listing:
             if part := part.strip():
                 operation = _operation(part, comments, op, address)
                 operations.append(operation)
-                if operation.opcode.startswith("int_to_ptr."):
-                    spaces[operation.destination] = operation.opcode.removeprefix("int_to_ptr.")
+                if operation.opcode.startswith(("int_to_ptr.", "scalar_lea.")):
+                    spaces[operation.destination] = operation.opcode.partition(".")[2]
         for kind, region in _REGION.findall("".join(comments)):
             if kind != "End":
                 regions.setdefault(int(region), address)
@@ -160,13 +180,14 @@ _HELD = re.compile("\x00(\\d+)\x00")
 
 
 def _operation(text: str, comments: list[str], op: str, address: int) -> Operation:
-    source, note = None, ""
+    source, notes = None, []
     for held in _HELD.findall(text):
-        comment = comments[int(held)]
-        if location := _LOCATION.search(comment):
-            source = (location[1], int(location[2]))
-        elif not note:
-            note = comment.strip()
+        for part in comments[int(held)].split(" :: "):
+            if location := _LOCATION.search(part):
+                source = (location[1], int(location[2]))
+            else:
+                notes.append(part.strip())
+    note = " :: ".join(notes)
     text = " ".join(_HELD.sub(" ", text).split())
     match = _OPERATION.fullmatch(text)
     if match is None:
@@ -175,7 +196,7 @@ def _operation(text: str, comments: list[str], op: str, address: int) -> Operati
     if destination is not None and re.fullmatch(r"%\d+", destination):
         destination = None
     predicate = None
-    if opcode.startswith("v") and not opcode.startswith(SCALAR_WITH_V):
+    if _is_vector(opcode, destination):
         return Operation(opcode, destination, None, (), source, note, text)
     rest = re.sub(r"\[(thread|resolvable):\S+\]", "", rest).strip()
     if opcode == "sst" and (store := _STORE.fullmatch(rest)):

@@ -23,15 +23,15 @@ class Block:
     stop: int  # the address after its last bundle
     run: Callable  # (machine, registers) → the next block's address, or None at the exit
     mxu_cycles: dict[int, float]  # of work for each MXU, by its number
-    cycles: float  # that one run takes, waits apart
+    bundles: int  # that one run executes, with the empty ones that the listing leaves out
+    cycles: float  # that it takes, waits for copies apart
 
 
-def delay_slots(listing: Listing, branch: int, core: TensorCore) -> int:
+def delay_slots(listing: Listing, branch: int, target: int, core: TensorCore) -> int:
     """How many bundles after the branch at address `branch` run whether it is taken or not.
 
-    Where slots are empty, the listings of some chips write one bundle for several of them, without
-    its comments. Then they end with the region that holds the branch; and if its end is not marked,
-    with that bundle.
+    target: where it goes. Listings of v7x may write the empty slots at the end as a single bundle,
+    and then leave out the comments there, so that fewer bundles may stand for all slots.
     """
     slots = core.branch_delay_slots
     if not core.packs_empty_slots:
@@ -41,27 +41,41 @@ def delay_slots(listing: Listing, branch: int, core: TensorCore) -> int:
             f"{listing.op}: no region ends {slots} bundles after the branch at {branch:#x}, as it "
             f"does on {core.chip}; the format of this libtpu is not known"
         )
-    found, empty = None, []
+    packed = []
     for n in range(1, slots + 1):
         at = branch + n
         if at in listing.starts or at >= len(listing.bundles):
             break
-        if any(listing.regions.get(region, at) <= branch for region in listing.ended_at(at)):
-            found = n
         if not listing.bundles[at].operations:
-            empty.append(n)
-    if found is None and empty and empty[-1] - empty[0] == len(empty) - 1:
-        found = empty[-1]
-    if found is None:
-        raise DumpUnreadable(
-            f"{listing.op}: it cannot be told where the delay slots of the branch at {branch:#x} "
-            "end; the format of this libtpu is not known"
-        )
-    return found
+            packed.append(n)
+        # With the slots ends a region around the branch, which does not go on to the target.
+        if any(
+            target <= listing.regions.get(region, -1) <= branch
+            if target <= branch
+            else listing.regions.get(region, at) <= branch and at + 1 < target
+            for region in listing.ended_at(at)
+        ):
+            packed = [m for m in packed if m >= n]
+            if n == slots:
+                return slots
+    else:
+        if not any(not b.operations for b in listing.bundles[branch + 1 : branch + 1 + slots]):
+            return slots
+    if len(packed) == 1:
+        return packed[0]
+    raise DumpUnreadable(
+        f"{listing.op}: it cannot be told where the delay slots of the branch at {branch:#x} end; "
+        "the format of this libtpu is not known"
+    )
 
 
 _MXU = re.compile(r"\.mxu(\d)")
-_ROWS = {"bf16": 16, "f32": 8, "s8": 32, "u8": 32, "f8": 32}  # of a register, by element
+# Rows of a register, by element. An operation that names two types takes the first and works in the
+# second; one without a type in its name takes whole words.
+_ROWS = {"f32": 8, "bf16": 16, "s8": 32, "u8": 32, "bf8": 32}
+_ROWS |= {"f8e4m3": 32, "f8e4m3fn": 32, "f8e4m3b11": 32, "f8e5m2": 32}
+_MXU_WORDS = {"mubr", "subr", "gmra", "msra", "msrb", "vlgmr", "xpose", "msk", "hi", "low", "dwg"}
+_MXU_WORDS |= {"mrb", "mxu0", "mxu1", "mxu2", "mxu3"}
 
 
 def mxu_cycles(bundles: Sequence[Bundle], core: TensorCore) -> dict[int, float]:
@@ -73,9 +87,10 @@ def mxu_cycles(bundles: Sequence[Bundle], core: TensorCore) -> dict[int, float]:
             if not opcode.startswith(("vmatmul", "vmatpush")):
                 continue
             unit = _MXU.search(operation.text)
-            # Without a type in its name, it takes whole words: float32.
-            rows = next((n for kind, n in _ROWS.items() if f".{kind}" in opcode), 8)
-            if unit is None:
+            words = opcode.split(".")[1:]
+            kinds = [word for word in words if word in _ROWS]
+            rows = _ROWS[kinds[0]] if kinds else 8
+            if unit is None or len(kinds) > 2 or not {*words} <= {*_MXU_WORDS, *kinds}:
                 raise UnknownOperation(
                     f"bundle {bundle.address:#x} holds the operation {opcode!r}, of which it is "
                     f"not known how long an MXU takes for it: {operation.text[:120]}"
@@ -101,63 +116,78 @@ def make_blocks(
         what a 0-d operand is.
     stated: branches that the caller decides, by address.
     """
-    branches = {
-        bundle.address: (operation, delay_slots(listing, bundle.address, core))
-        for bundle in listing.bundles
-        for operation in bundle.operations
-        if operation.opcode == "sbr.rel"
-    }
-    ends = {at + 1 + slots: at for at, (_, slots) in branches.items()}
-    starts = {0, *ends}
-    starts |= {listing.address_of(_target(branch)) for branch, _ in branches.values()}
-    for at, (_, slots) in branches.items():
-        inside = starts.intersection(range(at + 1, at + 1 + slots))
-        if inside or branches.keys() & set(range(at + 1, at + 1 + slots)):
-            raise UnknownOperation(f"{listing.op}: the delay slots of the branch at {at:#x} branch")
+    branches: dict[int, Operation] = {}
+    for bundle in listing.bundles:
+        for operation in bundle.operations:
+            if operation.opcode == "sbr.rel":
+                if bundle.address in branches:
+                    raise DumpUnreadable(f"{listing.op}: bundle {bundle.address:#x} branches twice")
+                branches[bundle.address] = operation
+    targets = {at: listing.address_of(_target(branch), at) for at, branch in branches.items()}
+    slots = {at: delay_slots(listing, at, targets[at], core) for at in branches}
+    ends = {at + 1 + slots[at]: at for at in branches}
+    starts = {0, *ends, *targets.values()}
+    for at in branches:
+        inside = range(at + 1, at + 1 + slots[at])
+        if starts.intersection(inside) or branches.keys() & set(inside):
+            raise UnknownOperation(
+                f"{listing.op}: a branch goes into, or stands in, the delay slots of the branch at "
+                f"{at:#x}"
+            )
     edges = sorted(starts | {len(listing.bundles)})
-    cautious = any(o.opcode == "spop" for b in listing.bundles for o in b.operations)
     blocks = {}
     for start, stop in itertools.pairwise(edges):
+        if start == len(listing.bundles):
+            continue
         at = ends.get(stop)
-        branch = None if at is None else branches[at][0]
         bundles = listing.bundles[start:stop]
+        count = len(bundles) + (0 if at is None else core.branch_delay_slots - slots[at])
         busy = mxu_cycles(bundles, core)
         # The schedule may ask an MXU for more than it can do: then the bundles wait for it.
-        cycles = max(float(len(bundles)), *busy.values()) if busy else float(len(bundles))
-        writer = _Writer(listing, addresses, operands, stated, cautious)
-        run = writer.compile(bundles, branch, at, cycles)
-        blocks[start] = Block(start, stop, run, busy, cycles)
+        cycles = max([float(count), *busy.values()])
+        writer = _Writer(listing, addresses, operands, stated)
+        following = stop if at is None else targets[at]
+        run = writer.compile(bundles, None if at is None else branches[at], following, cycles)
+        blocks[start] = Block(start, stop, run, busy, count, cycles)
     return blocks
 
 
 def _target(branch: Operation) -> str:
-    return branch.arguments[-1].rpartition("=")[2].strip()
+    return branch.arguments[-1].rpartition("=")[2].strip() if branch.arguments else ""
+
+
+def operand_index(operation: Operation) -> int:
+    """Which operand an `inlined_call_operand` is. Raises ValueError where it is not written."""
+    return int(operation.text.partition("index:")[2].split(",")[0])
+
+
+def _token(operation: Operation) -> str:
+    """`%551`, by which an operation's results are taken out of their queue."""
+    return operation.text.partition("=")[0].strip()
 
 
 class _Writer:
     """Writes the Python function of one block."""
 
-    def __init__(self, listing, addresses, operands, stated, cautious):
+    def __init__(self, listing, addresses, operands, stated):
         self.listing, self.addresses, self.operands = listing, addresses, operands
-        self.stated, self.cautious = stated, cautious
+        self.stated = stated
         self.lines: list[str] = []
         self.read: dict[str, None] = {}  # registers read before they are written here
         self.written: dict[str, None] = {}
         self.constants: dict[str, object] = {}
 
-    def compile(self, bundles: tuple[Bundle, ...], branch, at: int | None, cycles: float):
+    def compile(self, bundles: tuple[Bundle, ...], branch, target: int, cycles: float):
+        """target: where `branch` goes, or without one, what follows."""
         for bundle in bundles:
             self._bundle(bundle, bundle.address - bundles[0].address)
+        # The kernel ends behind the last bundle.
         count = len(self.listing.bundles)
         stop = bundles[-1].address + 1
-        following = str(stop) if stop < count else "None"
-        if branch is None:
-            chosen = following
-        elif branch.predicate is None:
-            chosen = str(self.listing.address_of(_target(branch)))
-        else:
+        chosen, following = (str(at) if at < count else "None" for at in (target, stop))
+        if branch is not None and branch.predicate is not None:
             # The condition was kept when the branch's bundle was reached.
-            chosen = f"{self.listing.address_of(_target(branch))} if taken else {following}"
+            chosen = f"{chosen} if taken else {following}"
         body = [f"{name} = R[{name!r}]" for name in self.read]
         body += ["t = m.time", *self.lines]
         body += [f"R[{name!r}] = {name}" for name in self.written]
@@ -172,8 +202,15 @@ class _Writer:
         values: list[tuple[str, str]] = []
         effects: list[str] = []
         for operation in bundle.operations:
-            if not operation.is_vector:
+            if operation.is_vector:
+                continue
+            try:
                 self._operation(operation, bundle.address, offset, values, effects)
+            except (IndexError, KeyError, ValueError) as error:
+                raise DumpUnreadable(
+                    f"{self.where}: {operation.text[:120]!r} is not written as that operation was "
+                    "in libtpu 0.0.50; the dump is damaged, or of a newer libtpu"
+                ) from error
         # All of a bundle reads what was there before it.
         names = [name for name, _ in values]
         if len(set(names)) != len(names):
@@ -225,7 +262,7 @@ class _Writer:
             kept = None
             if opcode.startswith("inlined_call_operand"):
                 expression = self._operand(operation)
-            elif opcode == "sld" and operation.note == "core id":
+            elif opcode == "sld" and "core id" in operation.note.split(" :: "):
                 expression = "0"  # the first of the cores that share the kernel
             elif opcode == "sld":
                 expression = f"m.load({self._address(arguments[0])})"
@@ -233,6 +270,11 @@ class _Writer:
                 why = f"a value that came out of a vector register at bundle {at:#x}"
                 self.constants[f"popped_{at}"] = operations.Unknown(why)
                 expression = f"popped_{at}"
+            elif opcode in ("spop.drf", "vpop.sfrf"):
+                expression = f"m.pop({arguments[0]!r})"
+            elif opcode in operations.FLOATS or opcode in operations.FLOAT_COMPARISONS:
+                bit = "Bit" if opcode in operations.FLOAT_COMPARISONS else ""
+                expression = f"Unknown{bit}('a number in floating point, from bundle {at:#x}')"
             elif opcode in operations.EXPRESSIONS:
                 expression = self._expression(operation)
             else:
@@ -242,13 +284,8 @@ class _Writer:
                 )
         if predicate is not None:
             kept = kept or self._read(name)
-            expression = self._choose(predicate, expression, kept)
+            expression = operations.choose(predicate, expression, kept)
         values.append((name, expression))
-
-    def _choose(self, condition: str, then: str, otherwise: str) -> str:
-        if self.cautious:
-            return f"select({condition}, {then}, {otherwise})"
-        return f"(({then}) if {condition} else {otherwise})"
 
     def _expression(self, operation: Operation) -> str:
         opcode = operation.opcode
@@ -257,17 +294,20 @@ class _Writer:
             # `scalar_lea.hbm %s1, 16 [#allocation9]` names the base again, as a comment would.
             arguments = [argument.split(" [#")[0] for argument in arguments]
         terms = [self._term(argument) for argument in arguments]
+        self._count(opcode, terms, len(set(re.findall(r"{\d}", operations.EXPRESSIONS[opcode]))))
         if opcode == "scalar_select":
-            return self._choose(*terms)
+            return operations.choose(*terms)
         if opcode in ("sshll.u32", "sshrl.u32") and terms[1].isdecimal() and int(terms[1]) < 32:
             shift = "<<" if opcode == "sshll.u32" else ">>"
             return f"({terms[0]} {shift} {terms[1]}) & {operations.WORD}"
-        wanted = operations.EXPRESSIONS[opcode].count("{")
-        if len(terms) != wanted:
-            raise UnknownOperation(
-                f"{self.where}: {opcode} has {len(terms)} operands, not {wanted}"
-            )
         return operations.EXPRESSIONS[opcode].format(*terms)
+
+    def _count(self, opcode: str, terms: Sequence[str], *wanted: int) -> None:
+        if len(terms) not in wanted:
+            raise UnknownOperation(
+                f"{self.where}: {opcode} has {len(terms)} operands, not "
+                + " or ".join(map(str, wanted))
+            )
 
     def _effect(self, operation: Operation, at: int, offset: int) -> str:
         opcode, arguments = operation.opcode, operation.arguments
@@ -287,9 +327,17 @@ class _Writer:
             return f"m.set_flag({self._term(arguments[0])}, {self._term(arguments[1])})"
         if opcode == "vsyncadd":
             return f"m.add_flag({self._term(arguments[0])}, {self._term(arguments[1])})"
-        if opcode == "dma.done.wait":
-            flag, granules = (self._term(argument) for argument in arguments)
-            return f"t += m.wait(t + {offset}, {at}, {flag}, {granules})"
+        if opcode in ("dma.done.wait", "vwait.ge", "vwait.ge.trace"):
+            flag, least = (self._term(argument) for argument in arguments)
+            return f"t += m.wait(t + {offset}, {at}, {flag}, {least})"
+        if opcode == "vsyncmov":
+            (flag,) = (self._term(argument) for argument in arguments)
+            return f"m.push({_token(operation)!r}, m.read_flag(t + {offset}, {flag}))"
+        if opcode == "sdivrem.u32":
+            a, b = (self._term(argument) for argument in arguments)
+            kinds = {"kDivAndRem": "", "kDiv": "[:1]", "kRem": "[1:]"}
+            (wanted,) = (kinds[note] for note in operation.note.split(" :: ") if note in kinds)
+            return f"m.push({_token(operation)!r}, *quotient_and_remainder({a}, {b}){wanted})"
         if opcode.startswith("dma.") and (route := self._route(operation)):
             source, granules, destination, flag = (self._term(a) for a in arguments[:4])
             what = f"{route!r}, {source}, {granules}, {destination}, {flag}"
@@ -309,11 +357,11 @@ class _Writer:
             route = "_to_".join(space or "?" for space in spaces)
         memories = ("hbm", "vmem", "smem")
         known = {f"{a}_to_{b}" for a in memories for b in memories}
-        return route if route in known else None
+        # How fast v4's CMEM is, is not known; of a few scalars it does not matter.
+        return route if route in known or route == "cmem_to_smem" else None
 
     def _operand(self, operation: Operation) -> str:
-        text = operation.text
-        index = int(text.partition("index:")[2].split(",")[0])
+        index = operand_index(operation)
         if index not in self.operands:
             raise UnknownOperation(f"{self.where}: operand {index} is not among the kernel's")
         value = self.operands[index]

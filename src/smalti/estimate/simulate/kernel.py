@@ -1,5 +1,6 @@
 """Executes a kernel's schedule, bundle by bundle, and says what it cost."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,14 +9,16 @@ import numpy as np
 from smalti.chips import TensorCore
 from smalti.estimate.bundles.listing import Listing, parse_listing
 from smalti.estimate.bundles.utilization import UNITS, Utilization, parse_utilization
-from smalti.estimate.errors import EstimateError, SimulationFailed
+from smalti.estimate.errors import DumpUnreadable, EstimateError, SimulationFailed
 from smalti.estimate.program import KernelDump
-from smalti.estimate.simulate.blocks import Block, make_blocks
+from smalti.estimate.simulate.blocks import Block, make_blocks, operand_index
 from smalti.estimate.simulate.machine import Copy, Machine, Wait
-from smalti.estimate.simulate.operations import WORD, Addresses, Unknown
+from smalti.estimate.simulate.operations import REGISTERS, WORD, Addresses, Unknown
 from smalti.estimate.simulate.tiling import smem_words
 
-STEPS_WITHOUT_PROGRESS = 50_000_000
+# Blocks without a copy, and in all, after which a loop is taken not to end: seconds, and minutes.
+BLOCKS_WITHOUT_COPY = 4_000_000
+BLOCKS = 400_000_000
 
 
 @dataclass(frozen=True)
@@ -113,10 +116,10 @@ def simulate(
         cycles=machine.time,
         cycles_waiting=machine.cycles_waiting,
         cycles_mxu=sum(
-            count * (blocks[at].cycles - (blocks[at].stop - at)) for at, count in counts.items()
+            count * (blocks[at].cycles - blocks[at].bundles) for at, count in counts.items()
         ),
         mxu_busy=sum(count * sum(blocks[at].mxu_cycles.values()) for at, count in counts.items()),
-        bundles=int(executions.sum()),
+        bundles=sum(count * blocks[at].bundles for at, count in counts.items()),
         bytes=machine.bytes,
         copies=machine.copies,
         slots_used=dict(zip(UNITS, slots.tolist(), strict=True)),
@@ -129,52 +132,86 @@ def simulate(
 
 
 def _run(blocks: dict[int, Block], machine: Machine, op: str) -> dict[int, int]:
-    registers: dict[str, object] = {}
-    for kind, count in (("s", 64), ("p", 32)):
-        for i in range(count):
-            registers[f"{kind}{i}"] = Unknown(f"register {kind}{i}, which nothing has written")
+    registers: dict[str, object] = {
+        name: Unknown(f"register {name}, which nothing has written") for name in REGISTERS
+    }
     counts = dict.fromkeys(blocks, 0)
     runs = {start: block.run for start, block in blocks.items()}
-    at: int | None = 0
-    steps = 0
+    previous, at = 0, 0
+    copies = since = 0
     try:
         while at is not None:
-            counts[at] += 1
-            steps += 1
-            previous = at
-            at = runs[at](machine, registers)
-            if steps > STEPS_WITHOUT_PROGRESS:
+            for _ in range(BLOCKS_WITHOUT_COPY):
+                counts[at] += 1
+                previous = at
+                at = runs[at](machine, registers)
+                if at is None:
+                    break
+            since += BLOCKS_WITHOUT_COPY
+            before, copies = copies, sum(machine.copies.values())
+            if at is not None and (before == copies or since >= BLOCKS):
                 raise SimulationFailed(
-                    f"no end after {steps} blocks; a loop of the kernel does not seem to end"
+                    f"no end after {since} blocks; a loop of the kernel does not seem to end"
                 )
     except EstimateError as error:
         raise type(error)(f"{op}, block at bundle {previous:#x}: {error}") from error
     return counts
 
 
+_SHAPE = re.compile(r"\[shape: ([a-z]+)(\d*)\S*?\[([\d,]*)\]")
+
+
 def _place(listing: Listing, operands: Sequence[np.ndarray | None]):
     """Gives every operand of the entry bundle an address, or its value if it has no memory."""
     values: dict[int, object] = {}
     arrays: dict[int, object] = {}
+    addressed = []
     for operation in listing.bundles[0].operations:
         if not operation.opcode.startswith("inlined_call_operand"):
             continue
-        index = int(operation.text.partition("index:")[2].split(",")[0])
+        try:
+            index = operand_index(operation)
+        except ValueError as error:
+            raise DumpUnreadable(
+                f"{listing.op}: which operand is {operation.text[:120]!r}? The dump is damaged"
+            ) from error
         is_input = "kind: input" in operation.text
         array = operands[index] if is_input and index < len(operands) else None
-        if "<no memory space>" in operation.text:
-            if array is None:
-                values[index] = Unknown(f"operand {index}, a scalar whose value is not stated")
-            else:
-                values[index] = int(np.asarray(array).reshape(())) & WORD
-            continue
-        # Nothing is stored there, so that operands may overlap; but bounds checks compare with
-        # sums of these, which must stay positive words, also after `<< 4`.
-        base = ((index + 1) << 10) + 1
-        values[index] = base
         if array is not None:
-            arrays[base] = arrays[base << 4] = np.asarray(array)
+            array = np.asarray(array)
+            _check_shape(listing.op, index, array, operation.text)
+        if "<no memory space>" not in operation.text:
+            addressed.append((array is None, index, array))
+        elif array is None:
+            values[index] = Unknown(f"operand {index}, a scalar whose value is not stated")
+        else:
+            values[index] = int(array.reshape(()).astype(np.int64)) & WORD
+    # A copy into SMEM knows an operand by its address. So those that are given stand first, each
+    # with room for itself; behind them nothing is stored, so that the others may overlap. But
+    # bounds checks compare with sums of these, which must stay positive words, also after `<< 4`.
+    base = 1
+    for unknown, index, array in sorted(addressed, key=lambda place: place[:2]):
+        base += 1 << 10
+        values[index] = base
+        if not unknown:
+            arrays[base] = arrays[base << 4] = array
+            base += array.nbytes // 4
+    if base >= 1 << 26:
+        raise SimulationFailed(f"{listing.op}: its stated operands are too large to be addressed")
     return values, arrays
+
+
+def _check_shape(op: str, index: int, array: np.ndarray, text: str) -> None:
+    match = _SHAPE.search(text)
+    if match is None:
+        raise DumpUnreadable(f"{op}: operand {index} has no shape; the dump is damaged")
+    shape = tuple(int(n) for n in match[3].split(",") if n)
+    bits = int(match[2] or 8)  # "pred" is a byte
+    if array.shape != shape or array.dtype.itemsize * 8 != bits:
+        raise ValueError(
+            f"operands[{index}] of {op} is {array.dtype}{list(array.shape)}; the kernel was "
+            f"compiled for {match[1]}{match[2]}{list(shape)}"
+        )
 
 
 def _stated(listing: Listing, branches: Mapping[int, bool | Sequence[bool]]):

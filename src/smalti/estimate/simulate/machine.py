@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 from smalti.chips import TensorCore
 from smalti.estimate.errors import SimulationFailed, Unstated
-from smalti.estimate.simulate.operations import SIGN, Unknown
+from smalti.estimate.simulate.operations import SIGN, WORD, Unknown
 
 TIMELINE_LIMIT = 20_000
+SMEM_LIMIT_BYTES = 1 << 23  # more than any chip has
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Machine:
         self.bytes: dict[str, int] = {}
         self.copies: dict[str, int] = {}
         self.timeline: list[Copy | Wait] = []
+        self._queues: dict[str, list[object]] = {}  # results not taken yet, by what they are of
         self._operands = hbm_operands  # base address → operand, for copies into SMEM
         self._smem_of = smem_of
 
@@ -86,12 +88,27 @@ class Machine:
                 f"a sync flag is reset while {found.unwaited * self.core.granule_bytes} bytes that "
                 "were copied on it have not been waited for"
             )
-        found.value = value
+        found.value = value if isinstance(value, Unknown) else (value ^ SIGN) - SIGN
         found.pending.clear()
 
     def add_flag(self, flag, value):
         found = self.flag(flag)
         found.value += (value ^ SIGN) - SIGN
+
+    def read_flag(self, now, flag):
+        """The flag as a word; it holds the copies that have arrived by now."""
+        found = self.flag(flag)
+        arrived = sum(granules for done, granules in found.pending if done <= now)
+        return (found.value + arrived) & WORD
+
+    def push(self, of, *values):
+        self._queues.setdefault(of, []).extend(values)
+
+    def pop(self, of):
+        queue = self._queues.get(of)
+        if not queue:
+            raise SimulationFailed(f"a result of {of} is taken that is not there")
+        return queue.pop(0)
 
     def copy(self, now, address, route, source, granules, destination, flag):
         """Starts a copy; returns nothing: its flag rises when it is done."""
@@ -117,19 +134,21 @@ class Machine:
     def _fill_smem(self, source, size, destination):
         if isinstance(destination, Unknown):
             raise Unstated(f"a copy into SMEM goes to an address that is {destination.why}")
-        words = None
+        if size > SMEM_LIMIT_BYTES:
+            raise SimulationFailed(f"a copy of {size} bytes into SMEM, which holds less")
+        words: list = []
+        why = "a word copied into SMEM from an operand whose value is not stated"
         if not isinstance(source, Unknown) and source in self._operands:
             words = self._smem_of(self._operands[source])
+            why = "a word copied into SMEM from behind the values of an operand"
+        unknown = Unknown(why)
         for i in range(size // 4):
-            if words is not None:
-                self.memory[destination + i] = words[i] if i < len(words) else 0
-            else:
-                self.memory[destination + i] = Unknown(
-                    "a word copied into SMEM from an operand whose value is not stated"
-                )
+            word = words[i] if i < len(words) else None
+            self.memory[destination + i] = unknown if word is None else word
 
     def wait(self, now, address, flag, granules) -> float:
-        """Cycles until the flag holds `granules` more."""
+        """Cycles until the flag holds at least `granules`."""
+        granules = granules if isinstance(granules, Unknown) else (granules ^ SIGN) - SIGN
         if isinstance(granules, Unknown):
             raise Unstated(f"the size of a wait is {granules.why}")
         found = self.flag(flag)

@@ -85,6 +85,21 @@ def select(condition, then, otherwise):
     return then if condition else otherwise
 
 
+def leading_zeros(value):
+    return value if isinstance(value, Unknown) else 32 - value.bit_length()
+
+
+def quotient_and_remainder(a, b) -> tuple:
+    """Of words without sign. What a division by zero gives is not known."""
+    for value in (a, b):
+        if isinstance(value, Unknown):
+            return value, value
+    if b == 0:
+        unknown = Unknown("the result of a division by zero")
+        return unknown, unknown
+    return divmod(a, b)
+
+
 def _signed(comparison: str) -> str:
     return f"({{0}} ^ {SIGN}) {comparison} ({{1}} ^ {SIGN})"
 
@@ -118,16 +133,22 @@ EXPRESSIONS = {
     "pnand": "1 ^ ({0} & {1})",
     "por": "{0} | {1}",
     "pneg": "1 ^ {0}",
-    "scalar_select": "select({0}, {1}, {2})",
-    "scalar_lea.vmem": f"({{0}} + {{1}}) & {WORD}",
-    "scalar_lea.smem": f"({{0}} + {{1}}) & {WORD}",
-    "scalar_lea.hbm": f"({{0}} + {{1}}) & {WORD}",
-    "scalar_lea.sflag": f"({{0}} + {{1}}) & {WORD}",
+    "sclz": "leading_zeros({0})",
+    "scalar_select": "{1} if {0} else {2}",  # see `choose`
 }
+MEMORIES = ("hbm", "vmem", "smem", "cmem")  # the last is v4's
+EXPRESSIONS |= {f"scalar_lea.{space}": f"({{0}} + {{1}}) & {WORD}" for space in MEMORIES}
+EXPRESSIONS["scalar_lea.sflag"] = f"({{0}} + {{1}}) & {WORD}"
+
+# Floating point is not computed: its values go into vectors, and an `Unknown` names them elsewhere.
+FLOATS = ("scvt.s32.f32", "scvt.f32.s32", "sadd.f32", "ssub.f32", "smul.f32", "smin.f32")
+FLOATS += ("smax.f32",)
+FLOAT_COMPARISONS = tuple(
+    f"scmp.{kind}.f32.partialorder" for kind in ("eq", "ne", "lt", "le", "gt", "ge")
+)
 
 # The physical register is the same before and after: nothing happens.
-RENAMES = ("sphi", "pphi", "int_to_ptr.hbm", "int_to_ptr.vmem", "int_to_ptr.smem")
-RENAMES += ("int_to_ptr.sflag",)
+RENAMES = ("sphi", "pphi", "int_to_ptr.sflag", *(f"int_to_ptr.{space}" for space in MEMORIES))
 
 # Order memory or the scheduler, trace, or check alignment: they take their slot and change nothing
 # that a simulation without data keeps.
@@ -137,9 +158,11 @@ NOTHING = (
 )
 NOTHING_PREFIXES = ("vset.pattern", "vpush")  # what is pushed, `spop` takes as not known
 
+_FLOAT = re.compile(r"-?(\d+\.\d*(e[+-]?\d+)?|\d+e[+-]?\d+|inf|nan)")
 _SYMBOL = re.compile(r"\[?#allocation(\d+)(_spill)?(?:\s*\+\s*\$(0x[0-9a-f]+))?\]?")
 _ADDRESS = re.compile(r"\[(?:smem:)?(.*)\]")
-_REGISTER = re.compile(r"!?%[a-z]+\d+_([sp]\d+)")
+REGISTERS = (*(f"s{i}" for i in range(64)), *(f"p{i}" for i in range(32)))
+_REGISTER = re.compile(rf"!?%[a-z]+\d+_({'|'.join(REGISTERS)})")
 
 
 class Addresses:
@@ -184,7 +207,21 @@ def term(argument: str, addresses: Addresses, where: str) -> str:
     if symbol := _SYMBOL.fullmatch(argument):
         offset = int(symbol[3], 16) if symbol[3] else 0
         return str(addresses.base(symbol[1], bool(symbol[2])) + offset)
+    if _FLOAT.fullmatch(argument):
+        return f"Unknown('the number {argument} in floating point')"
     raise UnknownOperation(f"{where}: the operand {argument!r} is of a kind that is not known")
+
+
+def choose(condition: str, then: str, otherwise: str) -> str:
+    """`select` of a predicate's term, written out: a call would cost a quarter of all time."""
+    if negated := re.fullmatch(r"\(1 \^ (p\d+)\)", condition):
+        condition, then, otherwise = negated[1], otherwise, then
+    if not re.fullmatch(r"p\d+", condition):
+        return f"select({condition}, {then}, {otherwise})"
+    return (
+        f"({condition} if {condition}.__class__ is UnknownBit else "
+        f"({then}) if {condition} else ({otherwise}))"
+    )
 
 
 def address(argument: str, addresses: Addresses, where: str) -> str:

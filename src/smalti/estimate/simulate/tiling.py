@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 
-def smem_words(array: np.ndarray) -> list[int]:
-    """The 32-bit words, as ints from 0, that a copy of `array` brings into SMEM.
+def smem_words(array: np.ndarray) -> list[int | None]:
+    """The 32-bit words, as ints from 0, that a copy of `array` brings into SMEM; None for padding.
 
     Layouts are those that XLA gives to a scalar-prefetch operand: `T(128)` for 32-bit and
     `T(128·p)(128)(p,1)` for p-to-a-word elements in 1-D, `T(r,128)(p,1)` in more dimensions, where
@@ -23,26 +23,27 @@ def smem_words(array: np.ndarray) -> list[int]:
     packing = 4 // array.dtype.itemsize
     if packing == 0:
         raise ValueError(f"operands of {array.dtype} are not read from SMEM; 32-bit ones are")
+    # Where each element stands; -1 for padding.
+    places = np.arange(array.size).reshape(array.shape)
     if array.ndim == 1:
-        columns, lead = array.shape[0], 1
         # A vector is packed as if it were `packing` rows of 128.
         tile = 128 * packing
-        padded = np.zeros(math.ceil(columns / tile) * tile, array.dtype)
-        padded[:columns] = array
-        grid = padded.reshape(-1, packing, 128).swapaxes(1, 2)
-        return _words(grid.reshape(-1, packing))
-    *outer, rows, columns = array.shape
-    lead = math.prod(outer)
-    height = next((h for h in (1, 2, 4, 8) if h >= min(rows, 8)), 8)
-    height = max(height, packing)
-    tall, wide = math.ceil(rows / height), math.ceil(columns / 128)
-    padded = np.zeros((lead, tall * height, wide * 128), array.dtype)
-    padded[:, :rows, :columns] = array.reshape(lead, rows, columns)
-    # [lead, tall, height / p, p, wide, 128] → [lead, tall, wide, height / p, 128, p]
-    grid = padded.reshape(lead, tall, height // packing, packing, wide, 128)
-    return _words(grid.transpose(0, 1, 4, 2, 5, 3).reshape(-1, packing))
-
-
-def _words(packed: np.ndarray) -> list[int]:
-    """`[words, elements of a word]` as 32-bit words, the first element lowest."""
-    return np.ascontiguousarray(packed).reshape(-1).view("<u4").tolist()
+        padded = np.full(math.ceil(array.size / tile) * tile, -1)
+        padded[: array.size] = places
+        packed = padded.reshape(-1, packing, 128).swapaxes(1, 2)
+    else:
+        *outer, rows, columns = array.shape
+        lead = math.prod(outer)
+        height = next((h for h in (1, 2, 4, 8) if h >= min(rows, 8)), 8)
+        height = max(height, packing)
+        tall, wide = math.ceil(rows / height), math.ceil(columns / 128)
+        padded = np.full((lead, tall * height, wide * 128), -1)
+        padded[:, :rows, :columns] = places.reshape(lead, rows, columns)
+        # [lead, tall, height / p, p, wide, 128] → [lead, tall, wide, height / p, 128, p]
+        grid = padded.reshape(lead, tall, height // packing, packing, wide, 128)
+        packed = grid.transpose(0, 1, 4, 2, 5, 3)
+    packed = packed.reshape(-1, packing)
+    elements = np.where(packed < 0, 0, array.reshape(-1)[packed]).astype(array.dtype)
+    words = elements.reshape(-1).view("<u4").tolist()
+    padding = (packed < 0).all(axis=1).tolist()
+    return [None if empty else word for word, empty in zip(words, padding, strict=True)]
