@@ -26,6 +26,11 @@ def returns_text(x):
     return "text"
 returns_text_shapes = ["f32[8]"]
 
+def printing(x):
+    jax.debug.print("{}", x)
+    return x
+printing_shapes = ["f32[8]"]
+
 def raising(x):
     raise ValueError("x is not to my taste")
 raising_shapes = ["f32[8]"]
@@ -133,7 +138,8 @@ def test_loops_that_depend_on_data_are_stated(smalti, file):
     ("name", "expected"),
     [
         ("returns_text", "TypeError: "),
-        ("raising", "mine.py:21: ValueError: x is not to my taste"),
+        ("printing", "mine.py:printing: ValueError: "),
+        ("raising", "mine.py:26: ValueError: x is not to my taste"),
     ],
 )
 def test_what_the_function_does_wrong_is_one_line(smalti, file, name, expected):

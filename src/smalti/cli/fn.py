@@ -1,6 +1,7 @@
 """`smalti estimate fn`: what any jittable function costs on a TPU."""
 
 import traceback
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -81,9 +82,12 @@ def fn(
     loaded = load_function(function, args)
     try:
         program = compile_for(loaded.call, *loaded.args, chip=chip, topology=topology, flags=split)
-    except (Failed, ValueError, EstimateError):
+    except (Failed, EstimateError):
         raise
-    except Exception as error:  # jax refuses what the function returned, say
+    except Exception as error:
+        if isinstance(error, ValueError) and _is_ours(error):
+            raise
+        # jax refuses what the function returned, say.
         first = next((line for line in str(error).splitlines() if line.strip()), "")
         details = traceback.format_exc()
         raise Failed(f"{function}: {type(error).__name__}: {first}", details=details) from error
@@ -101,3 +105,9 @@ def fn(
         show_fn(out, record, longest=longest, verbose=verbose)
         if source:
             show_source(out, function, record)
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether smalti found an argument wrong, and not jax something in the function."""
+    raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename)
+    return Path(__file__).parents[1] in raised_in.parents

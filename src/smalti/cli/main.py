@@ -85,7 +85,7 @@ def _suggest(error: Any) -> str:
     if unknown and context is not None and "Did you mean" not in text:
         names = list(getattr(context.command, "commands", ()))
         near = difflib.get_close_matches(unknown[1], names, n=1)
-        text += f" Did you mean {near[0]}?" if near else f" There are: {', '.join(names)}."
+        text += f" Did you mean '{near[0]}'?" if near else f" There are: {', '.join(names)}."
     if context is not None:
         text += f" See: {context.command_path} --help"
     return text

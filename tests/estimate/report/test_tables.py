@@ -85,3 +85,15 @@ def test_comparison():
     assert records.LABEL in text
     shortened = shown(tables.show_comparison, one, 1)
     assert "1 more lines changed, by +1,000 cycles" in shortened
+
+
+def test_a_time_that_leaves_something_out_says_so():
+    unpriced = [{"name": "sort.1", "opcode": "sort", "op_name": "", "count": 3, "bytes_moved": 8}]
+    record = {**records.fn(), "unpriced": unpriced}
+    assert f"≥ {record['cycles']:,.0f} " in shown(tables.show_fn, record)
+    assert "3× sort sort.1" in shown(tables.show_fn, record, verbose=True)
+    attention = copy.deepcopy(records.attention())
+    attention["peers"]["xla"]["unpriced"] = unpriced
+    text = shown(tables.show_attention, attention)
+    assert f"≥ {attention['peers']['xla']['cycles']:,.0f} " in text
+    assert "xla\n  a lower bound: 3 of its operations have no price" in text

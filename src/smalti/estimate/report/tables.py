@@ -32,11 +32,11 @@ def show_attention(console: Console, record: Mapping[str, Any], *, verbose: bool
         _row(
             table,
             name,
-            _us(found["time_ns"]),
-            _count(found["cycles"]),
+            _at_least(found) + _us(found["time_ns"]),
+            _at_least(found) + _count(found["cycles"]),
             _count(found["cycles_kernels"]) if found["kernels"] else "no kernel",
             _mb(found["bytes_hbm"]),
-            found["bound"],
+            _bound(found),
             f"{found['ratio_to_best_peer']:.2f}×" if found["ratio_to_best_peer"] else "",
         )
     if entries:
@@ -48,11 +48,17 @@ def show_attention(console: Console, record: Mapping[str, Any], *, verbose: bool
         of = f", the best of {len(tried)} variants" if len(tried) > 1 else ""
         _say(console, f"{found['variant']}{of}")
         _say_failed(console, tried, verbose)
+        if found["unpriced"]:
+            many = sum(op["count"] for op in found["unpriced"])
+            _say(console, f"  a lower bound: {many} of its operations have no price")
     for name, reason in record["reasons"].items():
         _say(console, f"{name}: none, because {reason if verbose else _first_line(reason)}")
         _say_failed(console, record["tried"].get(name, ()), verbose)
     for found in list(entries.values())[:1]:
-        _say_basis(console, found, assumptions=False)
+        _say_basis(console, found)
+    assumed = [text for found in entries.values() for text in found["assumptions"]]
+    for text in dict.fromkeys(assumed) if verbose else ():
+        _say(console, f"assumed: {text}")
 
 
 def show_fn(
@@ -71,12 +77,12 @@ def show_fn(
     table.add_column("", justify="right")
     memory = record["memory"]
     for name, value in (
-        ("time", f"{_us(record['time_ns'])} µs"),
-        ("cycles", _count(record["cycles"])),
+        ("time", f"{_at_least(record)}{_us(record['time_ns'])} µs"),
+        ("cycles", _at_least(record) + _count(record["cycles"])),
         ("  of Pallas kernels", _count(record["cycles_kernels"])),
         ("HBM read", f"{_mb(record['bytes_hbm_read'])} MB"),
         ("HBM written", f"{_mb(record['bytes_hbm_written'])} MB"),
-        ("bound", record["bound"]),
+        ("bound", _bound(record)),
         ("memory: arguments", f"{_mb(memory['arguments_bytes'])} MB"),
         ("  results", f"{_mb(memory['outputs_bytes'] - memory['aliased_bytes'])} MB"),
         ("  temporaries", f"{_mb(memory['temporaries_bytes'])} MB"),
@@ -89,7 +95,9 @@ def show_fn(
     _print_occupancy(console, {record["name"]: record})
     _print_kernels(console, record)
     _print_ops(console, record, longest)
-    _say_basis(console, record, assumptions=True)
+    _say_basis(console, record)
+    for text in record["assumptions"]:
+        _say(console, f"assumed: {text}")
     if record["unpriced"] and verbose:
         for op in record["unpriced"]:
             _say(
@@ -161,7 +169,10 @@ def show_comparison(console: Console, compared: Comparison, limit: int = LONGEST
 
 
 def _print_occupancy(console: Console, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    table = _table("busy, % of the kernels' time; HBM: of all the time")
+    known = (
+        "" if all(found["kernels"] for found in entries.values()) else ", all that is known of XLA"
+    )
+    table = _table(f"busy, % of the kernels' time; HBM: of all the time{known}")
     table.add_column("")
     for heading in OCCUPANCY:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -189,7 +200,7 @@ def _print_kernels(console: Console, record: Mapping[str, Any]) -> None:
             _count(kernel["cycles_waiting"]),
             _count(kernel["cycles_mxu"]),
             _mb(hbm),
-            f"{kernel['bound']} {100 * kernel['occupancy'][kernel['bound']]:.0f} %",
+            _bound(kernel),
             "unknown" if vmem is None else _mb(vmem),
         )
     _print(console, table)
@@ -224,12 +235,10 @@ def _print_ops(console: Console, record: Mapping[str, Any], longest: int | None)
     _print(console, table)
 
 
-def _say_basis(console: Console, found: Mapping[str, Any], *, assumptions: bool) -> None:
+def _say_basis(console: Console, found: Mapping[str, Any]) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
     _say(console, f"{found['label']} ({versions})")
     _say(console, f"the unit is {found['unit']}")
-    for text in found["assumptions"] if assumptions else ():
-        _say(console, f"assumed: {text}")
 
 
 def _say_failed(console: Console, tried: Sequence[Mapping[str, Any]], verbose: bool) -> None:
@@ -288,6 +297,17 @@ def _print(console: Console, table: Table) -> None:
 
 def _say(console: Console, text: str) -> None:
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _at_least(found: Mapping[str, Any]) -> str:
+    """Before a time that leaves out operations without a price."""
+    return "≥ " if found["unpriced"] else ""
+
+
+def _bound(found: Mapping[str, Any]) -> str:
+    """The busiest unit, and how busy: far from 100 %, latency binds and not the unit."""
+    share = found["occupancy"].get(found["bound"])
+    return found["bound"] if share is None else f"{found['bound']} {100 * share:.0f} %"
 
 
 def _place(line: Mapping[str, Any]) -> str:
