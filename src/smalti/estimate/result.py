@@ -1,7 +1,7 @@
 """A program's time: every operation of its schedule priced, its Pallas kernels by simulation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -70,6 +70,7 @@ def estimate(
     branches: Mapping[str, int] | None = None,
     operands: Mapping[str, Mapping[int, np.ndarray]] | None = None,
     kernel_branches: Mapping[str, Mapping[int, bool | Sequence[bool]]] | None = None,
+    core: TensorCore | None = None,
 ) -> Estimate:
     """The time of a compiled program on one TensorCore of its chip.
 
@@ -78,11 +79,15 @@ def estimate(
     operands: values of a kernel's operands that the program computes, by op name and number; those
         that are constants of the program are read from it.
     kernel_branches: inside of kernels, see `simulate`.
+    core: other constants than those of the program's chip.
+
+    XLA's operations take the compiler's `estimated_cycles`; where the program was compiled with
+    `xla_ops`, those whose bundles can be simulated take the simulation.
 
     Raises ValueError for a name that the program does not have, and the errors of
     `smalti.estimate.errors` where there is no answer.
     """
-    core = TENSOR_CORES[program.chip]
+    core = core or TENSOR_CORES[program.chip]
     listed = schedule(
         read_module(program.hlo),
         bytes_per_cycle=core.hbm_bytes_per_cycle,
@@ -124,7 +129,25 @@ def estimate(
         listed = listed.with_kernel(
             op.name, found.cycles, found.bytes_hbm_read, found.bytes_hbm_written
         )
+    listed = _simulate_xla(program, core, listed, simulations)
     return Estimate(program, core, listed, summarize(listed), simulations)
+
+
+def _simulate_xla(
+    program: Program, core: TensorCore, listed: Schedule, simulations: dict[str, Simulation]
+) -> Schedule:
+    ops = []
+    for op in listed.ops:
+        if op.kind != "kernel" and op.cycles and op.name in program.xla_ops:
+            try:
+                found = simulate(program.xla_ops[op.name], core, ())
+            except EstimateError:
+                pass  # written otherwise than Pallas kernels are: the compiler's estimate stays
+            else:
+                simulations[op.name] = found
+                op = replace(op, cycles=found.cycles, priced_by="simulation")
+        ops.append(op)
+    return replace(listed, ops=tuple(ops))
 
 
 def _key(dump: KernelDump, values: Sequence[np.ndarray | None]) -> object:

@@ -25,6 +25,7 @@ def compile_for(
     out_shardings: Any = None,
     flags: Sequence[str] = (),
     donate: Sequence[int] = (),
+    xla_ops: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     timeout_s: float = 1800.0,
 ) -> Program:
@@ -45,6 +46,7 @@ def compile_for(
     flags: of libtpu, such as "--xla_tpu_scoped_vmem_limit_kib=65536". LIBTPU_INIT_ARGS and
         XLA_FLAGS of the environment are not taken over.
     donate: numbers of the arguments whose memory the results may take.
+    xla_ops: keep the bundles of XLA's own operations as well, so that they can be simulated.
     cache_dir: where compiled programs are kept; None for $SMALTI_CACHE, else smalti in
         $XDG_CACHE_HOME or ~/.cache.
     timeout_s: after how many seconds the compiler is stopped.
@@ -67,11 +69,12 @@ def compile_for(
         axes=target.axes,
         flags=flags,
         versions=versions,
+        **({"xla_ops": True} if xla_ops else {}),
     )
     compiled = cache.load(folder, key)
     cached = compiled is not None
     if compiled is None:
-        compiled = run_compiler(lowered.module, target, flags, timeout_s, versions)
+        compiled = run_compiler(lowered.module, target, flags, timeout_s, versions, xla_ops)
         cache.store(folder, key, compiled)
     return Program(
         name=lowered.name,
@@ -83,6 +86,7 @@ def compile_for(
         hlo=compiled.hlo,
         memory=compiled.memory,
         kernels=compiled.kernels,
+        xla_ops=compiled.xla_ops,
         cached=cached,
     )
 

@@ -42,7 +42,8 @@ def load(folder: Path, key: str) -> Compiled | None:
         with gzip.open(_path(folder, key), "rt", encoding="utf-8") as file:
             value = json.load(file)
         kernels = {op: KernelDump(**dump) for op, dump in value["kernels"].items()}
-        return Compiled(value["hlo"], Memory(**value["memory"]), kernels)
+        xla_ops = {op: KernelDump(**dump) for op, dump in value.get("xla_ops", {}).items()}
+        return Compiled(value["hlo"], Memory(**value["memory"]), kernels, xla_ops)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         return None
 

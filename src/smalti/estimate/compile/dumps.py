@@ -47,6 +47,18 @@ def find_kernels(signatures: str, folder: Path) -> dict[str, KernelDump]:
     return {op: KernelDump(op, *texts) for op, (_, texts) in found.items()}
 
 
+def find_xla_ops(kernels: dict[str, KernelDump], folder: Path) -> dict[str, KernelDump]:
+    """The dumps of XLA's own operations that were compiled to bundles, by op name."""
+    dumped = _Dumps(folder)
+    found = {}
+    for op in dumped.ops():
+        # The parts of the program around its operations have no name in the schedule.
+        if op not in kernels and not op.startswith("<") and op != "TLP":
+            if texts := dumped.of(op):
+                found[op] = KernelDump(op, *texts)
+    return found
+
+
 def _kernel_signatures(module: str) -> dict[str, str]:
     """Of each kernel's op, all that decides how it is compiled, as text."""
     bodies: dict[str, list[str]] = defaultdict(list)
@@ -85,6 +97,9 @@ class _Dumps:
             # <time>-<op>-<number of the dump>-<kind>.txt
             if match := re.fullmatch(rf"\d+-(.+)-\d+-({_BUNDLES}|{_UTILIZATION})\.txt", path.name):
                 self._files[match[2], match[1]].append(path)
+
+    def ops(self) -> list[str]:
+        return sorted({op for kind, op in self._files if kind == _BUNDLES})
 
     def of(self, op: str) -> tuple[str, str] | None:
         """Bundles and utilization; None where the op has no dump."""
