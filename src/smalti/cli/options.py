@@ -13,8 +13,8 @@ Flags = Annotated[
     str,
     typer.Option(
         "--flags",
-        metavar="'--a=1 --b=2'",
-        help="Flags of libtpu, such as '--xla_tpu_scoped_vmem_limit_kib=65536'.",
+        metavar="'--xla_tpu_scoped_vmem_limit_kib=65536 …'",
+        help="Flags of libtpu, separated by spaces.",
     ),
 ]
 Json = Annotated[
