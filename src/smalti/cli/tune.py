@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from smalti.cli.failing import Failed
-from smalti.cli.options import Chip, Verbose
+from smalti.cli.options import Chip
 
 _SHOWN = 10  # candidates in the table on the screen, unless --verbose
 
@@ -45,13 +45,16 @@ def tune(
         int | None,
         typer.Option(metavar="N", help="How many to compile at a time; 2 where there are cores."),
     ] = None,
-    verbose: Verbose = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show every candidate, and every reason.")
+    ] = False,
 ) -> None:
     """Search a kernel's block sizes for the least cycles, and write the best to a table.
 
-    The most promising come first. What does not fit in VMEM or does not compile is a miss, with its
-    reason. Stopped and started again, the same command goes on: FILE.journal keeps what was found;
-    delete that to search anew. An entry serves a class of shapes: see smalti.block_table.
+    The most promising come first: what the table has for such shapes, then the order of the grid.
+    What does not fit in VMEM or does not compile is a miss, with its reason. Stopped and started
+    again, the same command goes on: FILE.journal keeps what was found; delete that to search anew.
+    An entry serves a class of shapes: see smalti.block_table.
     """
     from smalti import block_table
     from smalti.cli.tune_run import Search, journal_at, label_of, show, versions_now
@@ -59,27 +62,29 @@ def tune(
     from smalti.estimate.compile.target import find_target
     from smalti.estimate.tune import entry_of, merged, write_whole
 
-    for option, number, least in (("--candidates", candidates, 1), ("--jobs", jobs, 1)):
-        if number is not None and number < least:
-            raise ValueError(f"{option} {number}: at least {least}")
+    for option, number in (("--candidates", candidates), ("--jobs", jobs)):
+        if number is not None and number < 1:
+            raise ValueError(f"{option} {number}: at least 1")
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes {minutes:g}: more than 0")
     find_target(chip)
     asked = Asked(shape, which, mask, dtype)
     grid = grid_of(subject, asked)
     label = label_of(chip)
-    _entries(table)  # a damaged one is found before the work, not after
+    before = block_table.find(  # a damaged table is found before the work, not after
+        _entries(table), kernel=subject, chip=chip, shape_class=grid.shape_class
+    )
     journal = journal_at(table)
     found = Search(subject, asked, chip).run(
-        grid, journal, first=candidates, minutes=minutes, jobs=jobs
+        grid, journal, before=before, first=candidates, minutes=minutes, jobs=jobs
     )
     show(found, label, None if verbose else _SHOWN)
     if not found.ranked:
         reasons = list(dict.fromkeys(trial.reason for _, trial in found.missed))
         why = f"; the first reason: {reasons[0]}" if reasons else ""
         raise Failed(
-            f"{_state(found)}, and {len(found.trials)} tried of {len(found.variants)} candidates "
-            f"gave no estimate{why}",
+            f"{_state(found)}: of {len(found.variants)} candidates {len(found.trials)} were tried, "
+            f"and none gave an estimate{why}",
             130 if found.interrupted else 1,
         )
     entry = entry_of(

@@ -36,16 +36,19 @@ class Search:
         grid: Grid,
         journal: Journal,
         *,
+        before: Mapping[str, Any] | None,
         first: int | None,
         minutes: float | None,
         jobs: int | None,
     ) -> Found:
+        """before: the entry that serves these shapes so far."""
         with Progress("candidates") as progress:
             return search(
                 grid.variants,
                 self,
                 journal,
                 self.keys(grid),
+                order=_order(grid, before),
                 first=first,
                 seconds=None if minutes is None else 60 * minutes,
                 jobs=jobs or default_jobs(),
@@ -65,6 +68,19 @@ class Search:
             {**same, "blocks": dict(variant.blocks), "flags": list(variant.flags)}
             for variant in grid.variants
         ]
+
+
+def _order(grid: Grid, before: Mapping[str, Any] | None) -> list[int]:
+    """What was best before goes first, so that a search of few candidates does not undo it."""
+    best: list[Any] = []
+    if before is not None:
+        best = [before["blocks"], (before["runner_up"] or {}).get("blocks")]
+
+    def rank(place: int) -> int:
+        blocks = dict(grid.variants[place].blocks)
+        return best.index(blocks) if blocks in best else len(best)
+
+    return sorted(range(len(grid.variants)), key=rank)
 
 
 def label_of(chip: str) -> str:
@@ -114,6 +130,9 @@ def show(found: Found, label: str, most: int | None) -> None:
     """The candidates with an estimate, the best first, and why others have none."""
     out = output.console()
     ranked = found.ranked
+    common = _common(found)
+    if common:
+        out.print(f"the same in all candidates: {_words(common)}", markup=False, soft_wrap=True)
     if ranked:
         shown = ranked[:most]
         rows = Table(title=Text(label), title_justify="left")
@@ -123,15 +142,18 @@ def show(found: Found, label: str, most: int | None) -> None:
         rows.add_column("blocks", overflow="fold")
         best = ranked[0][1].cycles
         for variant, trial in shown:
-            rows.add_row(*_cells(trial, best), _words(variant.blocks))
+            rows.add_row(*_cells(trial, best), _words(variant.blocks, common))
         out.print(rows, markup=False)
         if rest := len(ranked) - len(shown):
             out.print(f"and {rest} slower ones: --verbose shows all", markup=False)
-    missed = found.missed
-    for variant, trial in missed[:most]:
-        out.print(f"missed {_words(variant.blocks)}: {trial.reason}", markup=False, soft_wrap=True)
+    missed: dict[str, list[str]] = {}
+    for variant, trial in found.missed:
+        missed.setdefault(trial.reason or "", []).append(_words(variant.blocks, common))
+    for reason, blocks in list(missed.items())[:most]:
+        which = blocks[0] if len(blocks) == 1 else f"{len(blocks)} candidates"
+        out.print(f"missed {which}: {reason}", markup=False, soft_wrap=True)
     if most is not None and len(missed) > most:
-        out.print(f"and {len(missed) - most} misses: --verbose shows all", markup=False)
+        out.print(f"and {len(missed) - most} other reasons: --verbose shows all", markup=False)
 
 
 def _cells(trial: Trial, best: float | None) -> Sequence[str]:
@@ -148,5 +170,18 @@ def _cells(trial: Trial, best: float | None) -> Sequence[str]:
     )
 
 
-def _words(blocks: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in blocks.items()) or "no blocks"
+def _common(found: Found) -> dict[str, Any]:
+    """What every candidate has; nothing where there is one."""
+    if len(found.variants) < 2:
+        return {}
+    first, *others = (variant.blocks for variant in found.variants)
+    return {
+        key: value
+        for key, value in first.items()
+        if all(key in blocks and blocks[key] == value for blocks in others)
+    }
+
+
+def _words(blocks: Mapping[str, Any], common: Mapping[str, Any] | None = None) -> str:
+    left = {key: value for key, value in blocks.items() if key not in (common or {})}
+    return " ".join(f"{key}={value}" for key, value in left.items())

@@ -74,6 +74,13 @@ def test_a_number_of_candidates_is_a_budget_that_the_next_search_extends(tmp_pat
     assert again.places == [2, 3]
 
 
+def test_another_order_is_kept_and_budgets_count_along_it(tmp_path):
+    measure = fake.Measure()
+    found = fake.run(tmp_path / "j", measure, order=[4, 0, 3, 2, 1], first=3)
+    assert measure.places == [4, 0, 3]
+    assert blocks_of(found.ranked) == [128, 256, 512]
+
+
 def test_what_is_known_counts_beyond_the_budget(tmp_path):
     fake.run(tmp_path / "j", fake.Measure())
     found = fake.run(tmp_path / "j", fake.Measure(), first=1)

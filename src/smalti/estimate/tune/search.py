@@ -42,6 +42,7 @@ def search(
     journal: Journal,
     keys: Sequence[Mapping[str, Any]],
     *,
+    order: Sequence[int] | None = None,
     first: int | None = None,
     seconds: float | None = None,
     jobs: int = 1,
@@ -52,8 +53,9 @@ def search(
 
     measure: by a candidate's place in `variants`; picklable where jobs > 1.
     keys: of each candidate, all that its trial depends on.
-    first: only so many candidates from the start of the grid are tried; what the journal knows of
-        others counts as well.
+    order: all places of `variants`, the most promising first; None for the order they have.
+    first: only so many from the start of the order are tried; what the journal knows of others
+        counts as well.
     seconds: after which no further candidate is begun.
     on_start: is told how many there are to do, with the journal's; on_trial, each as it is done.
 
@@ -67,7 +69,8 @@ def search(
         if known is not None:
             found.trials[place] = known
     found.remembered = len(found.trials)
-    left = [place for place in range(len(variants))[:first] if place not in found.trials]
+    places = range(len(variants)) if order is None else order
+    left = [place for place in places[:first] if place not in found.trials]
     on_start(found.remembered + len(left))
     for place in found.trials:
         on_trial(variants[place])
