@@ -56,19 +56,22 @@ def peak_flops_per_s(device_kind: str) -> float | None:
 
 @dataclass(frozen=True)
 class TensorCore:
-    """What the time of a schedule depends on, of one TensorCore, the unit that runs a kernel."""
+    """What the time of a schedule depends on, of one TensorCore, the unit that runs a kernel.
+
+    `TENSOR_CORE_SOURCES` says of every field where its values are from.
+    """
 
     chip: str
     device_kind: str
     topology: str  # the smallest that libtpu compiles for
     clock_hz: float
-    hbm_bytes_per_s: float
-    dma_latency_s: float
-    granule_bytes: int
+    hbm_bytes_per_s: float  # half the chip's where two cores share it
+    granule_bytes: int  # the unit of a copy's size
     branch_delay_slots: int
-    packs_empty_slots: bool
-    mxu_rows_per_cycle: int
-    mxu_push_share: float = 0.5
+    packs_empty_slots: bool  # writes one bundle for several empty slots
+    mxu_rows_per_cycle: int  # of a product's left operand, in each MXU
+    mxu_push_share: float = 0.30  # of a product's rows' time, what a weight's rows take
+    dma_latency_s: float = 540e-9  # from a copy's last byte in HBM's pipe to its sync flag
 
     @property
     def hbm_bytes_per_cycle(self) -> float:
@@ -79,13 +82,33 @@ class TensorCore:
         return self.dma_latency_s * self.clock_hz
 
 
+_PEAK = "jax/_src/tpu_info.py (jax 0.10.2)"
+_DUMPS = "read off the final bundles that libtpu 0.0.42 and 0.0.50 write for the chip"
+_FITTED = "fitted on published times, the same for every chip: `smalti estimate calibrate`"
+TENSOR_CORE_SOURCES = {
+    "device_kind": "libtpu's ahead-of-time devices (jax.experimental.topologies)",
+    "topology": "the same",
+    "clock_hz": "v5e 1.5 GHz: the JAX scaling book, tpus.md; v6e 1.75 GHz: V6E_HZ of sgl-jax's "
+    "bench_hca.py; v4 and v5p: what the peak rate implies, bf16 FLOP/s over the MXUs' products. "
+    "v7x: its peak implies 2.2 GHz, but seven published times of kernels, and 956 TFLOP/s of a "
+    "product where the peak is 1,154, are all what 1.79 GHz gives: fitted, as sustained clock",
+    "hbm_bytes_per_s": _PEAK,
+    "granule_bytes": _DUMPS + ": copies of blocks of known size",
+    "branch_delay_slots": _DUMPS + ": where regions end behind branches",
+    "packs_empty_slots": _DUMPS,
+    "mxu_rows_per_cycle": _PEAK + ": bf16 FLOP/s over clock and MXUs; 1 of 128² on v4, v5e and "
+    "v5p, 2 of 256² on v6e and v7x",
+    "mxu_push_share": _FITTED,
+    "dma_latency_s": _FITTED,
+}
+
 TENSOR_CORES = {
     core.chip: core
     for core in (
-        TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 541e-9, 512, 1, False, 1),
-        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 541e-9, 32, 4, False, 1),
-        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 541e-9, 32, 4, False, 1),
-        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 541e-9, 32, 4, False, 2),
-        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 2.2e9, 7.40e12 / 2, 541e-9, 32, 6, True, 2),
+        TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 512, 1, False, 1),
+        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1),
+        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1),
+        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2),
+        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.79e9, 7.40e12 / 2, 32, 6, True, 2),
     )
 }

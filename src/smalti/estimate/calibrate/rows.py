@@ -73,14 +73,13 @@ class Row:
         plain = (
             variant
             for variant in attention_variants("tokamax", case, which)
-            if {v for k, v in variant.blocks.items() if k.endswith("_layout")}
-            <= {"HEAD_DIM_MINOR"}
+            if {v for k, v in variant.blocks.items() if k.endswith("_layout")} <= {"HEAD_DIM_MINOR"}
         )
         return itertools.islice(plain, CHOICES)
 
 
 def _sizes(shape: str) -> list[int]:
-    """"4096x4096x4096 bf16" → the three sizes."""
+    """ "4096x4096x4096 bf16" → the three sizes."""
     return [int(size) for size in shape.split()[0].split("x")]
 
 
