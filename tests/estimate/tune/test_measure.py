@@ -27,6 +27,11 @@ def variant(**changed) -> Variant:
     return Variant("fake", {"block": 1}, "made up", lambda: (jnp.sin, ONE), **changed)
 
 
+def estimated(*unpriced: str) -> SimpleNamespace:
+    summary = SimpleNamespace(unpriced=tuple(SimpleNamespace(name=name) for name in unpriced))
+    return SimpleNamespace(cycles=10, time_ns=5, bytes_hbm=7, bound="HBM", summary=summary)
+
+
 def raising(error: Exception):
     def fails(*_, **__):
         raise error
@@ -41,12 +46,21 @@ def test_an_estimate_becomes_a_trial(monkeypatch):
         asked.update(settings, fn=fn, args=args)
         return "a program"
 
-    result = SimpleNamespace(cycles=10, time_ns=5, bytes_hbm=7, bound="HBM")
+    result = estimated()
     monkeypatch.setattr(MODULE, "compile_for", compiled)
     monkeypatch.setattr(MODULE, "estimate", {"a program": result}.__getitem__)
     trial = measure(variant(flags=("--xla_a=1",)), "v5e")
     assert trial == Trial(cycles=10.0, time_ns=5.0, bytes_hbm=7, bound="HBM")
     assert asked == {"fn": jnp.sin, "args": ONE, "chip": "v5e", "flags": ("--xla_a=1",)}
+
+
+def test_a_lower_bound_is_a_miss(monkeypatch):
+    monkeypatch.setattr(MODULE, "compile_for", lambda *_, **__: "a program")
+    monkeypatch.setattr(MODULE, "estimate", lambda _: estimated("sort.1", "fft.2"))
+    assert measure(variant(), "v6e") == Trial(
+        reason="its cycles are a lower bound, which cannot be compared: 2 operations have no price "
+        "(sort.1, fft.2)"
+    )
 
 
 def test_a_refused_candidate_is_a_miss():

@@ -30,6 +30,12 @@ def measure(variant: Variant, chip: str) -> Trial:
         result = estimate(program)
     except EstimateError as error:
         return _missed(error)
+    if unpriced := result.summary.unpriced:
+        names = ", ".join(op.name for op in unpriced[:3])
+        return Trial(
+            reason="its cycles are a lower bound, which cannot be compared: "
+            f"{len(unpriced)} operations have no price ({names})"
+        )
     return Trial(
         cycles=float(result.cycles),
         time_ns=float(result.time_ns),
