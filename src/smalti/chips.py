@@ -70,7 +70,7 @@ class TensorCore:
     branch_delay_slots: int
     packs_empty_slots: bool  # writes one bundle for several empty slots
     mxu_rows_per_cycle: int  # of a product's left operand, in each MXU
-    mxu_push_share: float = 0.30  # of a product's rows' time, what a weight's rows take
+    mxu_push_share: float = 0.32  # of a product's rows' time, what a weight's rows take
     dma_latency_s: float = 540e-9  # from a copy's last byte in HBM's pipe to its sync flag
 
     @property
@@ -90,8 +90,9 @@ TENSOR_CORE_SOURCES = {
     "topology": "the same",
     "clock_hz": "v5e 1.5 GHz: the JAX scaling book, tpus.md; v6e 1.75 GHz: V6E_HZ of sgl-jax's "
     "bench_hca.py; v4 and v5p: what the peak rate implies, bf16 FLOP/s over the MXUs' products. "
-    "v7x: its peak implies 2.2 GHz, but seven published times of kernels, and 956 TFLOP/s of a "
-    "product where the peak is 1,154, are all what 1.79 GHz gives: fitted, as sustained clock",
+    "v7x: its peak implies 2.2 GHz; but all seven published times of kernels are a quarter longer "
+    "than that, whatever binds them, and a product reaches 956 of 1,154 TFLOP/s: fitted, as if "
+    "1.72 GHz were its clock under load",
     "hbm_bytes_per_s": _PEAK,
     "granule_bytes": _DUMPS + ": copies of blocks of known size",
     "branch_delay_slots": _DUMPS + ": where regions end behind branches",
@@ -109,6 +110,6 @@ TENSOR_CORES = {
         TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1),
         TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1),
         TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2),
-        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.79e9, 7.40e12 / 2, 32, 6, True, 2),
+        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.72e9, 7.40e12 / 2, 32, 6, True, 2),
     )
 }

@@ -1,21 +1,16 @@
 """Compiles and estimates every variant of every peer, a few at a time, and keeps the best."""
 
-import multiprocessing
 import os
-import signal
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from smalti.cli.failing import Failed
 from smalti.cli.ours import OURS, our_variant
 from smalti.estimate import EstimateError, compile_for, estimate
 from smalti.estimate.peers import AttentionCase, Variant, attention_variants
 from smalti.estimate.report import entry
+from smalti.estimate.workers import run_all
 
 MOST_JOBS = 2  # without being asked: a compiler takes a core and up to several GB
 
@@ -77,7 +72,7 @@ def search(
         tasks += [(name, index) for index in range(len(variants))]
     on_start(len(tasks))
     results: dict[tuple[str, int], dict[str, Any]] = {}
-    for task, result in _run_all(subject, tasks, jobs):
+    for task, result in run_all(partial(_run_task, subject), tasks, jobs):
         results[task] = result
         on_done(task[0])
     for name, index in tasks:  # in the order of promise, so that ties go to the first
@@ -96,6 +91,10 @@ def search(
     return found
 
 
+def _run_task(subject: Subject, task: tuple[str, int]) -> dict[str, Any]:
+    return run_one(subject, *task)
+
+
 def run_one(subject: Subject, name: str, index: int) -> dict[str, Any]:
     """One variant's `entry`, or the `reason` for having none."""
     variant = variants_of(subject, name)[index]
@@ -104,7 +103,9 @@ def run_one(subject: Subject, name: str, index: int) -> dict[str, Any]:
         return {**result, "cycles": None, "reason": variant.refused}
     try:
         flags = (*variant.flags, *subject.flags)
-        program = compile_for(variant.fn, *variant.args, chip=subject.chip, flags=flags)
+        program = compile_for(
+            variant.fn, *variant.args, chip=subject.chip, flags=flags, xla_ops=True
+        )
         made = entry(estimate(program), label=subject.label, variant=variant.name)
     except Exception as error:  # a library's own errors are of any kind
         return {
@@ -121,58 +122,3 @@ def _reason(error: Exception) -> str:
     text = str(error).strip() or "it says nothing"
     clear = isinstance(error, (EstimateError, NotImplementedError))
     return text if clear else f"{type(error).__name__}: {text}"
-
-
-def _run_all(
-    subject: Subject, tasks: Sequence[tuple[str, int]], jobs: int
-) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
-    if jobs == 1 or len(tasks) <= 1:
-        for task in tasks:
-            yield task, run_one(subject, *task)
-        return
-    with _workers(min(jobs, len(tasks))) as pool:
-        waiting: dict[Future, tuple[str, int]] = {
-            pool.submit(_work, subject, *task): task for task in tasks
-        }
-        while waiting:
-            done, _ = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in done:
-                task = waiting.pop(future)
-                try:
-                    yield task, future.result()
-                except BrokenProcessPool as error:
-                    raise Failed(
-                        "a worker died, mostly of a machine that ran out of memory; what was "
-                        "compiled is kept: run the same command with --jobs 1"
-                    ) from error
-
-
-@contextmanager
-def _workers(jobs: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes, because a simulation is plain Python; stopped at once if this one is."""
-    before = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(
-        jobs, multiprocessing.get_context("spawn"), initializer=_start_worker
-    )
-    try:
-        yield pool
-    except BaseException:
-        for process in set(multiprocessing.active_children()) - before:
-            process.terminate()
-        raise
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _work(subject: Subject, name: str, index: int) -> dict[str, Any]:
-    try:
-        return run_one(subject, name, index)
-    except SystemExit:
-        os._exit(1)  # the pool would go on with the next task
-
-
-def _start_worker() -> None:
-    # Ctrl-C reaches every process of the terminal: the first one tells the others. SystemExit
-    # leaves a compilation through its own cleaning up.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))

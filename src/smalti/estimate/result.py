@@ -7,7 +7,7 @@ import numpy as np
 
 from smalti.chips import TENSOR_CORES, TensorCore
 from smalti.estimate.errors import EstimateError
-from smalti.estimate.module import Overlap, Schedule, Summary, read_module, schedule, summarize
+from smalti.estimate.module import Op, Overlap, Schedule, Summary, read_module, schedule, summarize
 from smalti.estimate.program import KernelDump, Program
 from smalti.estimate.simulate import Simulation, simulate
 
@@ -20,7 +20,7 @@ class Estimate:
     core: TensorCore
     schedule: Schedule  # with its kernels' times filled in
     summary: Summary
-    simulations: dict[str, Simulation]  # by op name
+    simulations: dict[str, Simulation]  # by op name: of kernels, and of XLA's where asked for
 
     @property
     def cycles(self) -> float:
@@ -36,19 +36,27 @@ class Estimate:
         return self.summary.bytes_hbm_read + self.summary.bytes_hbm_written
 
     @property
+    def _simulated(self) -> list[Op]:
+        return [op for op in self.schedule.ops if op.name in self.simulations and op.cycles]
+
+    @property
+    def simulated_cycles(self) -> float:
+        return sum(op.count * (op.cycles or 0.0) for op in self._simulated)
+
+    @property
     def kernel_cycles(self) -> float:
         return sum(op.count * (op.cycles or 0.0) for op in self.schedule.kernels)
 
     @property
     def occupancy(self) -> dict[str, float]:
-        """By unit, the share of the kernels' time that it is busy; HBM's is of the whole program.
+        """By unit, the share of the simulated time that it is busy; HBM's is of the whole program.
 
-        XLA's own operations are priced, not simulated, so that of a program without kernels only
-        HBM is known.
+        What is priced otherwise has no units, so that of a program without kernels, compiled
+        without `xla_ops`, only HBM is known.
         """
         shares: dict[str, float] = {}
-        for op in self.schedule.kernels:
-            weight = op.count * (op.cycles or 0.0) / self.kernel_cycles
+        for op in self._simulated:
+            weight = op.count * (op.cycles or 0.0) / self.simulated_cycles
             for unit, share in self.simulations[op.name].occupancy.items():
                 shares[unit] = shares.get(unit, 0.0) + weight * share
         if self.cycles:
@@ -57,9 +65,17 @@ class Estimate:
 
     @property
     def bound(self) -> str:
-        """The busiest unit of the kernels, or HBM."""
+        """The busiest unit of what is simulated, or HBM."""
         shares = self.occupancy
         return max(shares, key=lambda unit: shares[unit]) if shares else "nothing"
+
+    @property
+    def bound_cycles(self) -> float:
+        """What the busiest unit alone would take."""
+        if not self.occupancy:
+            return 0.0
+        cycles = self.cycles if self.bound == "HBM" else self.simulated_cycles
+        return self.occupancy[self.bound] * cycles
 
 
 def estimate(
@@ -145,7 +161,12 @@ def _simulate_xla(
                 pass  # written otherwise than Pallas kernels are: the compiler's estimate stays
             else:
                 simulations[op.name] = found
-                op = replace(op, cycles=found.cycles, priced_by="simulation")
+                op = replace(
+                    op,
+                    cycles=found.cycles,
+                    compiler_cycles=op.cycles,
+                    priced_by="simulation",
+                )
         ops.append(op)
     return replace(listed, ops=tuple(ops))
 

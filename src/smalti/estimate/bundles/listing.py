@@ -143,7 +143,11 @@ def parse_listing(text: str, op: str) -> Listing:
                     spaces[operation.destination] = operation.opcode.partition(".")[2]
         for kind, region in _REGION.findall("".join(comments)):
             if kind != "End":
-                regions.setdefault(int(region), address)
+                if regions.setdefault(int(region), address) != address:
+                    raise DumpUnreadable(
+                        f"{op}: region {region} starts twice, at {regions[int(region)]:#x} and "
+                        f"{address:#x}; the dump is damaged"
+                    )
                 boundaries.add(address)
             else:
                 boundaries.add(address + 1)

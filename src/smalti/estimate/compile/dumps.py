@@ -53,9 +53,9 @@ def find_xla_ops(kernels: dict[str, KernelDump], folder: Path) -> dict[str, Kern
     found = {}
     for op in dumped.ops():
         # The parts of the program around its operations have no name in the schedule.
-        if op not in kernels and not op.startswith("<") and op != "TLP":
-            if texts := dumped.of(op):
-                found[op] = KernelDump(op, *texts)
+        around = op in kernels or op.startswith("<") or op == "TLP"
+        if not around and (texts := dumped.of(op)):
+            found[op] = KernelDump(op, *texts)
     return found
 
 

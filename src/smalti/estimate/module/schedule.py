@@ -44,6 +44,8 @@ class Op:
     source: tuple[str, int] | None  # file, line
     # Of a kernel: the values of its operands, None where the module does not say.
     operands: tuple[np.ndarray | None, ...] = field(default=(), compare=False, repr=False)
+    # Of an operation of XLA's that was simulated instead: the compiler's estimated_cycles.
+    compiler_cycles: float | None = None
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,13 @@ def summarize(schedule: Schedule) -> Summary:
 
 def _assumptions(schedule: Schedule, unpriced: list[Unpriced]) -> list[str]:
     ops: list[Op] = [op for op in schedule.ops if op.count]
-    said = ["operations run one after the other; XLA's take the compiler's estimated_cycles"]
+    simulated = sum(op.compiler_cycles is not None for op in ops)
+    priced = sum(op.priced_by == "compiler" and bool(op.cycles) for op in ops)
+    said = ["operations run one after the other"]
+    if simulated:
+        said.append(f"{simulated} operations of XLA's are simulated from their bundles")
+    if priced:
+        said.append(f"{priced} operations of XLA's take the compiler's estimated_cycles")
     if any(op.opcode.endswith("-start") for op in ops):
         said.append(ASSUMPTIONS[schedule.overlap])
     if any(op.priced_by == "bandwidth" and not op.opcode.endswith("-start") for op in ops):

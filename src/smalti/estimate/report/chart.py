@@ -22,7 +22,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     entries = dict(sorted(entries_of(record).items(), key=lambda item: item[1]["cycles"]))
     names = list(entries)
     places = range(len(names))
-    figure = Figure(figsize=(11, 1.8 + 0.7 * len(names)), layout="constrained")
+    figure = Figure(figsize=(11, max(4.0, 1.8 + 0.7 * len(names))), layout="constrained")
     FigureCanvasAgg(figure)
     times, shares = figure.subplots(1, 2, sharey=True)
 
@@ -45,7 +45,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
         widths = [100 * found["occupancy"].get(key, 0.0) for found in entries.values()]
         shares.barh(list(places), widths, 0.6, left=left, label=unit, color=colour)
         left = [a + b for a, b in zip(left, widths, strict=True)]
-    shares.set_xlabel("busy, % of the kernels' time, units stacked (HBM: of all the time)")
+    shares.set_xlabel("busy, % of the simulated time, units stacked (HBM: of all the time)")
     shares.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(f"{_title(record)}\n{record['label']}", fontsize=10)
     figure.savefig(path, dpi=150)

@@ -103,8 +103,7 @@ def _bound_time_ns(result: Estimate) -> float | None:
     """How long the busiest unit alone would take."""
     if not result.occupancy:
         return None
-    cycles = result.cycles if result.bound == "HBM" else result.kernel_cycles
-    return float(result.occupancy[result.bound] * cycles / result.core.clock_hz * 1e9)
+    return float(result.bound_cycles / result.core.clock_hz * 1e9)
 
 
 def _kernels(result: Estimate) -> list[dict[str, Any]]:
@@ -159,6 +158,7 @@ def _op(op: Op) -> dict[str, Any]:
         "kind": op.kind,
         "priced_by": op.priced_by,
         "cycles": None if op.cycles is None else float(op.cycles),
+        "compiler_cycles": op.compiler_cycles,
         "count": op.count,
         "bytes_hbm_read": op.bytes_hbm_read,
         "bytes_hbm_written": op.bytes_hbm_written,

@@ -172,7 +172,7 @@ def _print_occupancy(console: Console, entries: Mapping[str, Mapping[str, Any]])
     known = (
         "" if all(found["kernels"] for found in entries.values()) else ", all that is known of XLA"
     )
-    table = _table(f"busy, % of the kernels' time; HBM: of all the time{known}")
+    table = _table(f"busy, % of the simulated time; HBM: of all the time{known}")
     table.add_column("")
     for heading in OCCUPANCY:
         table.add_column(heading, justify="right", no_wrap=True)
@@ -229,10 +229,16 @@ def _print_ops(console: Console, record: Mapping[str, Any], longest: int | None)
             "" if op["count"] == 1 else f"{op['count']}×",
             _mb(moved * op["count"]),
             " › ".join([*op["path"], op["name"]]) + beside,
-            op["priced_by"],
+            _priced(op),
             _place(op),
         )
     _print(console, table)
+
+
+def _priced(op: Mapping[str, Any]) -> str:
+    """What an operation's cycles are from; of one simulated in XLA's place, XLA's own as well."""
+    theirs = op.get("compiler_cycles")
+    return op["priced_by"] if theirs is None else f"simulation (compiler: {_count(theirs)})"
 
 
 def _say_basis(console: Console, found: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from smalti.estimate.peers import Variant
 from smalti.estimate.tune.journal import Journal
 from smalti.estimate.tune.trial import Trial
-from smalti.estimate.tune.workers import run_all
+from smalti.estimate.workers import run_all
 
 
 @dataclass

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from smalti.estimate import EstimateError
-from smalti.estimate.tune.workers import run_all
+from smalti.estimate.workers import run_all
 
 
 def square(number: int) -> int:
