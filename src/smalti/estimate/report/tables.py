@@ -169,10 +169,7 @@ def show_comparison(console: Console, compared: Comparison, limit: int = LONGEST
 
 
 def _print_occupancy(console: Console, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    known = (
-        "" if all(found["kernels"] for found in entries.values()) else ", all that is known of XLA"
-    )
-    table = _table(f"busy, % of the simulated time; HBM: of all the time{known}")
+    table = _table("busy, % of the simulated time; HBM: of all the time")
     table.add_column("")
     for heading in OCCUPANCY:
         table.add_column(heading, justify="right", no_wrap=True)
