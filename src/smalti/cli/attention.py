@@ -46,7 +46,7 @@ def attention(
     from smalti.cli import output
     from smalti.cli.progress import Progress
     from smalti.cli.search import OURS, Subject, default_jobs, search
-    from smalti.estimate.calibrate import trust
+    from smalti.estimate import trust
     from smalti.estimate.compile.target import find_target
     from smalti.estimate.peers import ATTENTION_PEERS, PASSES, AttentionCase
     from smalti.estimate.report import attention_record

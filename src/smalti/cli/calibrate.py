@@ -16,8 +16,8 @@ def calibrate(
 ) -> None:
     """Predict published kernel times, and show by how much the predictions are off.
 
-    Minutes the first time: a score of programs is compiled, and kept. The rows of tokamax need
-    pip install "smalti[bench]".
+    A quarter of an hour the first time: some forty programs are compiled, and kept. The rows of
+    tokamax need pip install tokamax, which the extra "bench" has.
     """
     from smalti.cli import output
     from smalti.cli.progress import Progress

@@ -64,8 +64,7 @@ def fn(
     """
     from smalti.cli import output
     from smalti.cli.function import load_function
-    from smalti.estimate import EstimateError, Unstated, compile_for, estimate
-    from smalti.estimate.calibrate import trust
+    from smalti.estimate import EstimateError, Unstated, compile_for, estimate, trust
     from smalti.estimate.compile.target import find_target
     from smalti.estimate.report import entry, fn_record
     from smalti.estimate.report.tables import show_fn, show_source

@@ -84,7 +84,7 @@ def _order(grid: Grid, before: Mapping[str, Any] | None) -> list[int]:
 
 
 def label_of(chip: str) -> str:
-    from smalti.estimate.calibrate import trust
+    from smalti.estimate import trust
 
     return trust(chip).label
 

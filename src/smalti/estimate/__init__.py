@@ -7,6 +7,7 @@
 Every number is an estimate; `docs/estimate.md` says how it comes about and how far to trust it.
 """
 
+from smalti.estimate.calibrate import Trust, trust
 from smalti.estimate.compile import compile_for
 from smalti.estimate.errors import (
     CompileFailed,
@@ -32,9 +33,11 @@ __all__ = [
     "Program",
     "Simulation",
     "SimulationFailed",
+    "Trust",
     "UnknownOperation",
     "Unstated",
     "compile_for",
     "estimate",
     "simulate",
+    "trust",
 ]

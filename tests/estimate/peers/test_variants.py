@@ -23,7 +23,7 @@ from smalti.estimate.peers import (
 )
 from tests.estimate.peers.support import arrays, interpret, lower, plain_attention
 
-NO_TOKAMAX = 'needs pip install "smalti[bench]"'
+NO_TOKAMAX = "needs pip install tokamax"
 needs_tokamax = pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason=NO_TOKAMAX)
 PEERS = [
     pytest.param(peer, marks=needs_tokamax if peer == "tokamax" else ()) for peer in ATTENTION_PEERS
