@@ -37,6 +37,13 @@ def calibrate(
         output.write(result.to_json(), json, None)
 
 
+def _short(variant: str) -> str:
+    """ "tokamax block_q=1024 block_kv=1024 …" → "tokamax 1024/1024/…"."""
+    name, *blocks = variant.split()
+    sizes = [value for _, _, value in (block.partition("=") for block in blocks)]
+    return f"{name} {'/'.join(size for size in sizes if size.isdecimal())}".strip()
+
+
 def _show(result) -> None:
     from rich.table import Table
 
@@ -44,7 +51,8 @@ def _show(result) -> None:
 
     table = Table(title="Published times, predicted (estimates)")
     for name in ("row", "published µs", "predicted µs", "error", "left out", "what stands for it"):
-        table.add_column(name, justify="left" if name in ("row", "what stands for it") else "right")
+        text = name in ("row", "what stands for it")
+        table.add_column(name, justify="left" if text else "right", no_wrap=name == "row")
     for row in result.rows:
         table.add_row(
             row.id,
@@ -52,7 +60,7 @@ def _show(result) -> None:
             f"{row.predicted_s * 1e6:,.1f}",
             f"{row.error:+.1%}" + ("*" if row.carried_by_dispatch else ""),
             f"{row.left_out_error:+.1%}",
-            row.variant.split(" q_layout")[0],
+            _short(row.variant),
         )
     out = console()
     out.print(table)

@@ -235,7 +235,9 @@ def _print_ops(console: Console, record: Mapping[str, Any], longest: int | None)
 def _priced(op: Mapping[str, Any]) -> str:
     """What an operation's cycles are from; of one simulated in XLA's place, XLA's own as well."""
     theirs = op.get("compiler_cycles")
-    return op["priced_by"] if theirs is None else f"simulation (compiler: {_count(theirs)})"
+    if theirs is None:
+        return op["priced_by"]
+    return f"simulation (compiler: {_count(theirs * op['count'])})"
 
 
 def _say_basis(console: Console, found: Mapping[str, Any]) -> None:
