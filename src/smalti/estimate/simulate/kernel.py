@@ -78,8 +78,17 @@ class Simulation:
         return self.cycles * self.occupancy[self.bound]
 
     def executions_of_regions(self) -> dict[int, int]:
-        """How often each region of the listing was entered, by its number."""
-        return {n: int(self.executions[at]) for n, at in self.listing.regions.items()}
+        """How often each region of the listing ran, by its number.
+
+        A region may start ahead of the branch around it, with operations that were moved there; its
+        last bundle then tells how often it ran.
+        """
+        runs = {n: int(self.executions[at]) for n, at in self.listing.regions.items()}
+        for at, regions in self.listing.ends.items():
+            for n in regions:
+                if n in runs:
+                    runs[n] = min(runs[n], int(self.executions[at]))
+        return runs
 
 
 def simulate(

@@ -5,6 +5,7 @@ HBM share one pipe of the chip's bandwidth; a copy ends `latency` after its last
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from smalti.chips import TensorCore
 from smalti.estimate.errors import SimulationFailed, Unstated
@@ -34,7 +35,7 @@ class Wait:
 
 @dataclass
 class _Flag:
-    value: int = 0
+    value: Any = 0  # or Unknown
     pending: list[tuple[float, int]] = field(default_factory=list)  # (done, granules), in order
     unwaited: int = 0  # granules of copies that nobody has waited for
 

@@ -44,6 +44,6 @@ def smem_words(array: np.ndarray) -> list[int | None]:
         packed = grid.transpose(0, 1, 4, 2, 5, 3)
     packed = packed.reshape(-1, packing)
     elements = np.where(packed < 0, 0, array.reshape(-1)[packed]).astype(array.dtype)
-    words = elements.reshape(-1).view("<u4").tolist()
-    padding = (packed < 0).all(axis=1).tolist()
-    return [None if empty else word for word, empty in zip(words, padding, strict=True)]
+    words = elements.reshape(-1).view("<u4")
+    padding = np.asarray((packed < 0).all(axis=1))
+    return [None if empty else int(word) for word, empty in zip(words, padding, strict=True)]
