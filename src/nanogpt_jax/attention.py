@@ -3,6 +3,7 @@
 Nothing falls back: what cannot run here is a UserError before the run starts.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,9 @@ import smalti.preprocess
 from nanogpt_jax.config import AttentionConfig, Config, UserError
 from nanogpt_jax.model import Attention
 
+# Scopes around the two parts, by which a compiled program's operations are told apart.
+IMPL_SCOPE, PREPROCESS_SCOPE = "attention.impl", "attention.preprocess"
+
 
 @dataclass(frozen=True)
 class AttentionChoice:
@@ -30,13 +34,18 @@ class AttentionChoice:
     check_vma: bool = True
 
 
-def make_attention(config: Config, seq_len: int | None = None) -> AttentionChoice:
+def make_attention(
+    config: Config, seq_len: int | None = None, platform: str | None = None
+) -> AttentionChoice:
     """What the config asks for, at training.seq_len unless another is given.
 
-    Raises UserError where that cannot run on this platform or would let a token see its target.
+    platform: where it is to run, "tpu" when compiling for one that is not here; None: here.
+
+    Raises UserError where that cannot run on the platform or would let a token see its target.
     """
     S = seq_len or config.training.seq_len
-    platform = jax.default_backend()
+    here = jax.default_backend()
+    platform = platform or here
     kernel, reason = _kernel(config.attention, platform, S)
     preprocess, how = _preprocess(config, platform)
     pairs = count_visible_pairs(config.attention.mask_text, S)
@@ -47,10 +56,14 @@ def make_attention(config: Config, seq_len: int | None = None) -> AttentionChoic
         )
 
     def attention(q, k, v, q_scale, k_scale):
-        return kernel(*preprocess(q, k, v, q_scale=q_scale, k_scale=k_scale))
+        with jax.named_scope(PREPROCESS_SCOPE):
+            q, k, v = preprocess(q, k, v, q_scale=q_scale, k_scale=k_scale)
+        with jax.named_scope(IMPL_SCOPE):
+            return kernel(q, k, v)
 
     if reason is None:
-        reason = _explain(config, S)
+        chosen_there = f"smalti.attention, which chooses on the {platform}"
+        reason = _explain(config, S) if platform == here else chosen_there
     description = (
         f"attention.impl={config.attention.impl}: {reason}",
         f"attention.mask: {config.attention.mask_text} leaves {pairs / S**2:.1%} of {S} × {S}",
@@ -118,10 +131,15 @@ def masked_softmax(q: jax.Array, k: jax.Array, v: jax.Array, *, mask) -> jax.Arr
 
 
 def _jax_flash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    from jax.experimental.pallas.ops.tpu.flash_attention import flash_attention
+    from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 
     k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))  # it knows no GQA
-    return flash_attention(q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5)
+    # Its own blocks of 128 take several times as long.
+    block = next((size for size in (1024, 512, 256) if q.shape[2] % size == 0), 128)
+    sizes = {field.name: block for field in dataclasses.fields(BlockSizes)} | {"block_b": 1}
+    return flash_attention(
+        q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5, block_sizes=BlockSizes(**sizes)
+    )
 
 
 def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, S: int) -> jax.Array:

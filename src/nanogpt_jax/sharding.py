@@ -39,8 +39,13 @@ def shard_rows(rows: np.ndarray, mesh: Mesh, axis: int = 0) -> jax.Array:
     return jax.make_array_from_process_local_data(NamedSharding(mesh, spec), rows)
 
 
-def over_devices(function: Callable, mesh: Mesh, in_specs, out_specs, check_vma: bool) -> Callable:
-    """`function` on each device with its part: a Pallas kernel is not divided by the compiler."""
+def over_devices(
+    function: Callable, mesh: Mesh | None, in_specs, out_specs, check_vma: bool
+) -> Callable:
+    """`function` on each device with its part: a Pallas kernel is not divided by the compiler.
+
+    mesh: None for that of the context, of a TPU that is compiled for and not here.
+    """
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=check_vma
     )

@@ -28,7 +28,7 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> State
     return State(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
-def make_loss_and_grad(forward: Forward, mesh: Mesh, check_vma: bool = True) -> Callable:
+def make_loss_and_grad(forward: Forward, mesh: Mesh | None, check_vma: bool = True) -> Callable:
     """(params, inputs, targets) -> (loss, gradient); inputs and targets are int32 [A, B, S].
 
     The A parts of the batch are taken one after the other, in the memory of one. Losses and
@@ -63,7 +63,7 @@ def make_loss_and_grad(forward: Forward, mesh: Mesh, check_vma: bool = True) -> 
 def make_train_step(
     forward: Forward,
     optimizer: optax.GradientTransformation,
-    mesh: Mesh,
+    mesh: Mesh | None,
     check_vma: bool = True,
 ) -> Callable:
     """(state, inputs, targets) -> (state, measures), compiled.
@@ -71,7 +71,7 @@ def make_train_step(
     measures, float32 scalars by name: `train_loss`, the mean of the batch; `grad_norm`, before
     clipping; `param_norm`, after the update.
 
-    The state that goes in is used up.
+    The state that goes in is used up. mesh: see `over_devices`.
     """
     loss_and_grad = make_loss_and_grad(forward, mesh, check_vma)
 
