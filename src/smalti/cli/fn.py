@@ -70,7 +70,7 @@ def fn(
     from smalti.estimate.report.tables import show_fn, show_source
 
     find_target(chip, topology)
-    counts, branches = numbers_by_name("--trip-count", trip_count or ()), None
+    counts = numbers_by_name("--trip-count", trip_count or ())
     branches = numbers_by_name("--branch", branch or ())
     if overlap not in ("full", "none"):
         raise ValueError(f"--overlap {overlap!r} is neither full nor none")
@@ -95,6 +95,8 @@ def fn(
     try:
         result = estimate(program, overlap=overlap, trip_counts=counts, branches=branches)
     except Unstated as error:
+        if " State it: " not in str(error):
+            raise
         raise Unstated(
             f"{error} (here: --trip-count NAME=NUMBER for a loop, --branch NAME=NUMBER for a "
             "conditional)"

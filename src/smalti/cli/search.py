@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from smalti.cli.ours import OURS, our_variant
-from smalti.estimate import EstimateError, compile_for, estimate
+from smalti.estimate import CompilerMissing, EstimateError, compile_for, estimate
 from smalti.estimate.peers import AttentionCase, Variant, attention_variants
 from smalti.estimate.report import entry
 from smalti.estimate.workers import run_all
@@ -107,6 +107,8 @@ def run_one(subject: Subject, name: str, index: int) -> dict[str, Any]:
             variant.fn, *variant.args, chip=subject.chip, flags=flags, xla_ops=True
         )
         made = entry(estimate(program), label=subject.label, variant=variant.name)
+    except CompilerMissing:
+        raise
     except Exception as error:  # a library's own errors are of any kind
         return {
             **result,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from smalti.chips import TENSOR_CORES, TensorCore
-from smalti.estimate.errors import EstimateError
+from smalti.estimate.errors import EstimateError, Unstated
 from smalti.estimate.module import Op, Overlap, Schedule, Summary, read_module, schedule, summarize
 from smalti.estimate.program import KernelDump, Program
 from smalti.estimate.simulate import Simulation, simulate
@@ -36,46 +36,45 @@ class Estimate:
         return self.summary.bytes_hbm_read + self.summary.bytes_hbm_written
 
     @property
-    def _simulated(self) -> list[Op]:
-        return [op for op in self.schedule.ops if op.name in self.simulations and op.cycles]
+    def kernel_cycles(self) -> float:
+        return sum(op.count * (op.cycles or 0.0) for op in self.schedule.kernels)
 
     @property
     def simulated_cycles(self) -> float:
         return sum(op.count * (op.cycles or 0.0) for op in self._simulated)
 
     @property
-    def kernel_cycles(self) -> float:
-        return sum(op.count * (op.cycles or 0.0) for op in self.schedule.kernels)
+    def _simulated(self) -> list[Op]:
+        return [op for op in self.schedule.ops if op.name in self.simulations and op.cycles]
+
+    @property
+    def busy_cycles(self) -> dict[str, float]:
+        """By unit, how long it is busy: in what is simulated; HBM in all of the program."""
+        busy: dict[str, float] = {}
+        for op in self._simulated:
+            for unit, share in self.simulations[op.name].occupancy.items():
+                busy[unit] = busy.get(unit, 0.0) + op.count * (op.cycles or 0.0) * share
+        busy["HBM"] = self.bytes_hbm / self.core.hbm_bytes_per_cycle
+        return busy
 
     @property
     def occupancy(self) -> dict[str, float]:
-        """By unit, the share of the simulated time that it is busy; HBM's is of the whole program.
+        """By unit, the share of the simulated time that it is busy; HBM's is of all the time.
 
-        What is priced otherwise has no units, so that of a program without kernels, compiled
-        without `xla_ops`, only HBM is known.
+        What is priced otherwise has no units.
         """
-        shares: dict[str, float] = {}
-        for op in self._simulated:
-            weight = op.count * (op.cycles or 0.0) / self.simulated_cycles
-            for unit, share in self.simulations[op.name].occupancy.items():
-                shares[unit] = shares.get(unit, 0.0) + weight * share
-        if self.cycles:
-            shares["HBM"] = self.bytes_hbm / self.core.hbm_bytes_per_cycle / self.cycles
-        return shares
+        times = {unit: self.simulated_cycles for unit in self.busy_cycles} | {"HBM": self.cycles}
+        return {unit: busy / times[unit] for unit, busy in self.busy_cycles.items() if times[unit]}
 
     @property
     def bound(self) -> str:
-        """The busiest unit of what is simulated, or HBM."""
-        shares = self.occupancy
-        return max(shares, key=lambda unit: shares[unit]) if shares else "nothing"
+        """The unit that is busy for longest."""
+        return max(self.busy_cycles, key=lambda unit: self.busy_cycles[unit])
 
     @property
     def bound_cycles(self) -> float:
-        """What the busiest unit alone would take."""
-        if not self.occupancy:
-            return 0.0
-        cycles = self.cycles if self.bound == "HBM" else self.simulated_cycles
-        return self.occupancy[self.bound] * cycles
+        """What that unit alone would take."""
+        return self.busy_cycles[self.bound]
 
 
 def estimate(
@@ -139,7 +138,13 @@ def estimate(
         key = None if stated else _key(dump, values)
         found = alike.get(key) if key is not None else None
         if found is None:
-            found = simulate(dump, core, values, stated)
+            try:
+                found = simulate(dump, core, values, stated)
+            except Unstated as error:
+                raise Unstated(
+                    f"{error}. State it in Python: estimate(…, operands={{{op.name!r}: {{number: "
+                    f"array}}}}), or kernel_branches={{{op.name!r}: {{address: True}}}}"
+                ) from error
             alike[key] = found
         simulations[op.name] = found
         listed = listed.with_kernel(

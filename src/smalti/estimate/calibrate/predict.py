@@ -1,6 +1,5 @@
 """What the stopwatch says of a published row, as a function of the constants that were fitted."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -51,7 +50,7 @@ class Subject:
         return self.device_seconds(constants) + dispatch
 
 
-def subject(row: Row, progress: Callable[[str], None] = lambda _: None) -> Subject:
+def subject(row: Row) -> Subject:
     """Compiles what a row may have measured, keeps the fastest, and simulates it.
 
     Raises EstimateError where nothing of it compiles, or a peer is not installed.
@@ -60,7 +59,6 @@ def subject(row: Row, progress: Callable[[str], None] = lambda _: None) -> Subje
     best: tuple[float, str, Program] | None = None
     refused = "no candidate"
     for variant in row.candidates():
-        progress(f"{row.id}: {variant.name}")
         try:
             program = compile_for(variant.fn, *variant.args, chip=row.chip, xla_ops=True)
         except CompileFailed as error:

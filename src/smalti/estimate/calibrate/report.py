@@ -108,9 +108,10 @@ def calibrate(
             missing[row.id] = "a training step whose batch is not published; see docs/estimate.md"
         elif only(row):
             try:
-                subjects.append(subject(row, progress))
+                subjects.append(subject(row))
             except EstimateError as error:
                 missing[row.id] = str(error)
+            progress(row.id)
     if not subjects:
         reasons = "; ".join(f"{row}: {why}" for row, why in missing.items())
         raise EstimateError(f"no published row can be predicted. {reasons}")

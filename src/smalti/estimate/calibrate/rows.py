@@ -45,6 +45,13 @@ class Row:
         """One kernel or product, and not a training step of a batch that is not published."""
         return not self.kernel.startswith("training step")
 
+    @property
+    def which(self) -> str:
+        """The pass, of attention."""
+        return (
+            "backward" if self.kernel.endswith("backward") or " bwd" in self.kernel else "forward"
+        )
+
     def candidates(self) -> list[Variant]:
         """What may have been run: one program, or those among which the best was published.
 
@@ -60,8 +67,7 @@ class Row:
         if self.kernel.startswith("tokamax splash"):
             case = AttentionCase.parse(self.shape, mask=self.mask, layout=self.layout)
             heads = "mha" if case.Hq == case.Hkv else "mqa"
-            which = self.kernel.split()[-1]
-            return [tokamax.variant(case, which, self.config, heads, self.source)]
+            return [tokamax.variant(case, self.which, self.config, heads, self.source)]
         raise ValueError(f"row {self.id}: the kernel {self.kernel!r} is not one of the peers")
 
     def _best_tuned(self) -> Iterator[Variant]:
@@ -69,10 +75,9 @@ class Row:
         numbers = ("".join(filter(str.isdecimal, word)) for word in self.shape.split()[:-1])
         sizes = zip(("B", "Hq", "Hkv", "S", "D"), numbers, strict=True)
         case = AttentionCase.parse(",".join(f"{key}={number}" for key, number in sizes))
-        which = "backward" if " bwd" in self.kernel else "forward"
         plain = (
             variant
-            for variant in attention_variants("tokamax", case, which)
+            for variant in attention_variants("tokamax", case, self.which)
             if {v for k, v in variant.blocks.items() if k.endswith("_layout")} <= {"HEAD_DIM_MINOR"}
         )
         return itertools.islice(plain, CHOICES)

@@ -150,7 +150,7 @@ def _build(case: AttentionCase, which: str, config: dict[str, Any], heads: str) 
 
 def _module(name: str) -> Any:
     if importlib.util.find_spec("tokamax") is None:
-        raise EstimateError('peer tokamax is not installed: pip install tokamax')
+        raise EstimateError("peer tokamax is not installed: pip install tokamax")
     try:
         return importlib.import_module(f"{PACKAGE}.{name}")
     except ImportError as error:

@@ -71,7 +71,7 @@ def entry(result: Estimate, *, label: str, variant: str | None = None) -> dict[s
         "bytes_hbm_read": int(summary.bytes_hbm_read),
         "bytes_hbm_written": int(summary.bytes_hbm_written),
         "bound": result.bound,
-        "bound_time_ns": _bound_time_ns(result),
+        "bound_time_ns": result.bound_cycles / result.core.clock_hz * 1e9,
         "occupancy": occupancy,
         "memory": {**asdict(program.memory), "peak_bytes": program.memory.peak_bytes},
         "lowered": {
@@ -97,13 +97,6 @@ def lowered_words(found: Mapping[str, Any]) -> str:
         else "no Pallas kernel: XLA alone"
     )
     return words + "".join(f"; smalti.attention ran as {choice!r}" for choice in choices)
-
-
-def _bound_time_ns(result: Estimate) -> float | None:
-    """How long the busiest unit alone would take."""
-    if not result.occupancy:
-        return None
-    return float(result.bound_cycles / result.core.clock_hz * 1e9)
 
 
 def _kernels(result: Estimate) -> list[dict[str, Any]]:
