@@ -95,6 +95,16 @@ def test_slots_of_v7x(slots, count, condition, body):
     assert simulation.executions[1 : 3 + count].tolist() == [1] * (1 + count) + [body // 9]
 
 
+@pytest.mark.parametrize(("condition", "body"), [(NEVER, 1), (ALWAYS, 0)])
+def test_on_v7x_what_was_moved_into_the_slots_bears_the_condition(condition, body):
+    moved = "%s9_s4 = sadd.s32 (!%p1_p1), 1, %s8_s4"
+    stored = "%2 = vst [vmem:[#allocation4] sm:$0xff] (!%p1_p1), %v1_v1"
+    for operation in (moved, f"{moved}  ;;  {stored}"):
+        bundles = [condition, BRANCH, "", operation, "", " // Start region 2", ""]
+        assert registers_after(bundles, "v7x", s4=0)["s4"] == body
+        assert run(bundles, chip="v7x").bundles == 2 + 6 + 2
+
+
 def test_on_v7x_a_short_body_that_ends_where_slots_could_is_no_slot():
     bundles = forward(ALWAYS, ".", body=5)
     # The body's operations were moved up, so that its region starts ahead of the branch.

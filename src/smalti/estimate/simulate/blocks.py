@@ -31,7 +31,8 @@ def delay_slots(listing: Listing, branch: int, target: int, core: TensorCore) ->
     """How many bundles after the branch at address `branch` run whether it is taken or not.
 
     target: where it goes. Listings of v7x may write the empty slots at the end as a single bundle,
-    and then leave out the comments there, so that fewer bundles may stand for all slots.
+    and then leave out the comments there, so that fewer bundles may stand for all slots. Operations
+    that were moved up into them, from where the branch does not go, bear its condition.
     """
     slots = core.branch_delay_slots
     if not core.packs_empty_slots:
@@ -41,6 +42,7 @@ def delay_slots(listing: Listing, branch: int, target: int, core: TensorCore) ->
             f"{listing.op}: no region ends {slots} bundles after the branch at {branch:#x}, as it "
             f"does on {core.chip}; the format of this libtpu is not known"
         )
+    hoisted = _hoisted(listing.bundles[branch])
     packed = []
     for n in range(1, slots + 1):
         at = branch + n
@@ -48,6 +50,8 @@ def delay_slots(listing: Listing, branch: int, target: int, core: TensorCore) ->
             break
         if not listing.bundles[at].operations:
             packed.append(n)
+        if hoisted and any(hoisted in o.text for o in listing.bundles[at].operations):
+            packed = []
         # With the slots ends a region around the branch, which does not go on to the target.
         if any(
             target <= listing.regions.get(region, -1) <= branch
@@ -67,6 +71,15 @@ def delay_slots(listing: Listing, branch: int, target: int, core: TensorCore) ->
         f"{listing.op}: it cannot be told where the delay slots of the branch at {branch:#x} end; "
         "the format of this libtpu is not known"
     )
+
+
+def _hoisted(bundle: Bundle) -> str | None:
+    """How the operations are written that take place where the bundle's branch is not taken."""
+    for operation in bundle.operations:
+        if operation.opcode == "sbr.rel" and operation.predicate:
+            name = operation.predicate.removeprefix("!")
+            return f"({name})" if operation.predicate.startswith("!") else f"(!{name})"
+    return None
 
 
 _MXU = re.compile(r"\.mxu(\d)")
