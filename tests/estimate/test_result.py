@@ -12,6 +12,7 @@ from smalti.estimate import EstimateError, KernelDump, Memory, Program, UnknownO
 from .fixtures import load
 from .simulate.listings import dump
 
+PARAMETER = "parameter(1)"
 TABLE = "constant({3, 0, 7, 1, 2, 5, 4, 6})"
 
 
@@ -30,7 +31,8 @@ def program(kernels=None, table=TABLE, chip="v6e", calls=1, xla_cycles=1000) -> 
         "%fused_computation (p: f32[1024,128]) -> f32[1024,128] {\n"
         "  %p = f32[1024,128]{1,0} parameter(0)\n"
         "  ROOT %n = f32[1024,128]{1,0} negate(%p)\n}\n\n"
-        "ENTRY %main (x: f32[1024,128]) -> f32[1024,128] {\n"
+        f"ENTRY %main (x: f32[1024,128]{', t: s32[8]' if table == PARAMETER else ''})"
+        " -> f32[1024,128] {\n"
         "  %x = f32[1024,128]{1,0} parameter(0)\n"
         f"  %table = s32[8]{{0}} {table}\n"
         "  %fused = f32[1024,128]{1,0} fusion(%x), kind=kLoop, calls=%fused_computation, "
@@ -69,7 +71,7 @@ def test_kernels_alike_are_simulated_once_and_count_as_often_as_they_run():
 
 
 def test_an_operand_that_the_program_computes_is_stated():
-    parameter = program(table="parameter(1)")
+    parameter = program(table=PARAMETER)
     with pytest.raises(EstimateError, match="an operand whose value is not stated"):
         estimate(parameter)
     given = np.array([1, 0, 0, 0, 0, 0, 0, 0], np.int32)
