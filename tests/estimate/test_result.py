@@ -124,6 +124,21 @@ def test_operations_of_xla_whose_bundles_are_there_are_simulated():
     assert estimate(without).cycles == pytest.approx(1000 + found.kernel_cycles)
 
 
+def test_operations_of_xla_that_are_alike_share_a_simulation():
+    """As those of a model's layers, of which the compiler writes one out."""
+    one = program()
+    line = next(line for line in one.hlo.splitlines() if "%fused = " in line)
+    another = line.replace("%fused", "%fused.1")
+    other = another.replace("%fused.1", "%other").replace('"1000"', '"999"')
+    hlo = one.hlo.replace(line, f"{line}\n{another}\n{other}")
+    bundles = {"fused": KernelDump("fused", *_texts(dump(["", "", ""])))}
+    found = estimate(replace(one, hlo=hlo, xla_ops=bundles))
+    assert found.cycles == pytest.approx(3 + 3 + 999 + found.kernel_cycles)
+    by = {op.name: (op.priced_by, op.compiler_cycles) for op in found.schedule.ops}
+    assert by["fused.1"] == ("simulation", 1000)
+    assert by["other"] == ("compiler", None)
+
+
 def _texts(kernel: KernelDump):
     return kernel.bundles, kernel.utilization
 

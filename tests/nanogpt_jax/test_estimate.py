@@ -51,21 +51,6 @@ def test_operations_belong_to_the_part_whose_scope_they_carry():
     }
 
 
-def test_what_is_alike_shares_a_simulation():
-    by_compiler = [
-        Op("jvp()/convert.1", 10.0),
-        Op("jvp()/convert.2", 10.0),
-        Op("jvp()/convert.3", 11.0),
-        Op("jvp()/convert.4", 10.0, bytes_hbm_read=1),
-        Op("jvp()/convert.5", 10.0, opcode="copy"),
-        Op("jvp()/copy", 10.0, priced_by="bandwidth"),
-    ]
-    simulated = [Op("jvp()/convert.1", 4.0, priced_by="simulation"), *by_compiler[1:]]
-    shared = estimate.share_simulations(simulated, by_compiler)
-    assert [op.cycles for op in shared] == [4.0, 4.0, 11.0, 10.0, 10.0, 10.0]
-    assert [op.priced_by for op in shared[:3]] == ["simulation", "simulation", "compiler"]
-
-
 def test_layers_lie_on_a_straight_line():
     one, three = {"a": 10.0, "b": {"c": 5}}, {"a": 14.0, "b": {"c": 5}}
     assert estimate.at_layers([one, three], [1, 3], 12) == {"a": 32.0, "b": {"c": 5}}

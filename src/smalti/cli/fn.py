@@ -80,9 +80,7 @@ def fn(
     output.check(json, chart)
     loaded = load_function(function, args)
     try:
-        program = compile_for(
-            loaded.call, *loaded.args, chip=chip, topology=topology, flags=split, xla_ops=True
-        )
+        program = compile_for(loaded.call, *loaded.args, chip=chip, topology=topology, flags=split)
     except (Failed, EstimateError):
         raise
     except Exception as error:

@@ -103,9 +103,7 @@ def run_one(subject: Subject, name: str, index: int) -> dict[str, Any]:
         return {**result, "cycles": None, "reason": variant.refused}
     try:
         flags = (*variant.flags, *subject.flags)
-        program = compile_for(
-            variant.fn, *variant.args, chip=subject.chip, flags=flags, xla_ops=True
-        )
+        program = compile_for(variant.fn, *variant.args, chip=subject.chip, flags=flags)
         made = entry(estimate(program), label=subject.label, variant=variant.name)
     except CompilerMissing:
         raise

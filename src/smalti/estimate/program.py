@@ -47,5 +47,5 @@ class Program:
     hlo: str  # the scheduled HLO module, large constants printed
     memory: Memory
     kernels: dict[str, KernelDump] = field(default_factory=dict)  # by op name, Pallas kernels only
-    xla_ops: dict[str, KernelDump] = field(default_factory=dict)  # where asked for, XLA's own
+    xla_ops: dict[str, KernelDump] = field(default_factory=dict)  # of XLA's own operations
     cached: bool = False  # read from the cache, not compiled now

@@ -20,7 +20,7 @@ class Estimate:
     core: TensorCore
     schedule: Schedule  # with its kernels' times filled in
     summary: Summary
-    simulations: dict[str, Simulation]  # by op name: of kernels, and of XLA's where asked for
+    simulations: dict[str, Simulation]  # by op name: of kernels, and of XLA's where it works
 
     @property
     def cycles(self) -> float:
@@ -96,8 +96,8 @@ def estimate(
     kernel_branches: inside of kernels, see `simulate`.
     core: other constants than those of the program's chip.
 
-    XLA's operations take the compiler's `estimated_cycles`; where the program was compiled with
-    `xla_ops`, those whose bundles can be simulated take the simulation.
+    XLA's operations whose bundles can be simulated take the simulation, the others the compiler's
+    `estimated_cycles`.
 
     Raises ValueError for a name that the program does not have, and the errors of
     `smalti.estimate.errors` where there is no answer.
@@ -157,23 +157,35 @@ def estimate(
 def _simulate_xla(
     program: Program, core: TensorCore, listed: Schedule, simulations: dict[str, Simulation]
 ) -> Schedule:
-    ops = []
+    """The schedule with XLA's operations simulated where that works.
+
+    Of operations that are alike, as those of a model's layers, the compiler writes one out, and the
+    others take its simulation.
+    """
+    alike: dict[object, Simulation] = {}
     for op in listed.ops:
         if op.kind != "kernel" and op.cycles and op.name in program.xla_ops:
-            try:
-                found = simulate(program.xla_ops[op.name], core, ())
-            except EstimateError:
-                pass  # written otherwise than Pallas kernels are: the compiler's estimate stays
-            else:
-                simulations[op.name] = found
-                op = replace(
-                    op,
-                    cycles=found.cycles,
-                    compiler_cycles=op.cycles,
-                    priced_by="simulation",
-                )
+            if op.name not in simulations:
+                try:
+                    simulations[op.name] = simulate(program.xla_ops[op.name], core, ())
+                except EstimateError:
+                    continue  # written otherwise than kernels are: the compiler's estimate stays
+            alike.setdefault(_likeness(op), simulations[op.name])
+    ops = []
+    for op in listed.ops:
+        found = simulations.get(op.name)
+        if found is None and op.kind != "kernel" and op.cycles:
+            found = alike.get(_likeness(op))
+        if found is not None and op.kind != "kernel":
+            simulations[op.name] = found
+            op = replace(op, cycles=found.cycles, compiler_cycles=op.cycles, priced_by="simulation")
         ops.append(op)
     return replace(listed, ops=tuple(ops))
+
+
+def _likeness(op: Op) -> object:
+    origin = op.op_name.rstrip("0123456789.")
+    return op.opcode, origin, op.cycles, op.bytes_hbm_read, op.bytes_hbm_written
 
 
 def _key(dump: KernelDump, values: Sequence[np.ndarray | None]) -> object:

@@ -17,6 +17,7 @@ COMPILED = Compiled(
     hlo="HloModule jit_f\n" * 500,
     memory=Memory(1, 2, 3, 4, 5),
     kernels={"k.1": KernelDump("k.1", "bundles α", "utilization")},
+    xla_ops={"fusion": KernelDump("fusion", "other bundles", "utilization")},
 )
 
 
@@ -58,7 +59,7 @@ def test_a_byte_changed_anywhere_is_found(tmp_path):
 
 
 def test_an_entry_of_another_shape_is_none(tmp_path):
-    store(tmp_path, KEY, Compiled("hlo", {"bytes": 1}, {}))  # type: ignore[arg-type]
+    store(tmp_path, KEY, Compiled("hlo", {"bytes": 1}, {}, {}))  # type: ignore[arg-type]
     assert load(tmp_path, KEY) is None
 
 
@@ -75,7 +76,7 @@ def files_end_after(size: int):
 
 def test_a_full_disk_is_a_warning_and_loses_nothing(tmp_path):
     store(tmp_path, KEY, COMPILED)
-    larger = Compiled(COMPILED.hlo, COMPILED.memory, {})
+    larger = Compiled(COMPILED.hlo, COMPILED.memory, {}, {})
     text = (
         f"the compiled program was not cached in {tmp_path / 'programs'} (File too large); it will "
         "be compiled again next time. Set SMALTI_CACHE to a folder that can be written"

@@ -60,7 +60,7 @@ def subject(row: Row) -> Subject:
     refused = "no candidate"
     for variant in row.candidates():
         try:
-            program = compile_for(variant.fn, *variant.args, chip=row.chip, xla_ops=True)
+            program = compile_for(variant.fn, *variant.args, chip=row.chip)
         except CompileFailed as error:
             refused = f"{variant.name}: {error}"
             continue

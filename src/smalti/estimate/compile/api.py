@@ -25,7 +25,6 @@ def compile_for(
     out_shardings: Any = None,
     flags: Sequence[str] = (),
     donate: Sequence[int] = (),
-    xla_ops: bool = False,
     cache_dir: str | os.PathLike[str] | None = None,
     timeout_s: float = 1800.0,
 ) -> Program:
@@ -46,7 +45,6 @@ def compile_for(
     flags: of libtpu, such as "--xla_tpu_scoped_vmem_limit_kib=65536". LIBTPU_INIT_ARGS and
         XLA_FLAGS of the environment are not taken over.
     donate: numbers of the arguments whose memory the results may take.
-    xla_ops: keep the bundles of XLA's own operations as well, so that they can be simulated.
     cache_dir: where compiled programs are kept; None for $SMALTI_CACHE, else smalti in
         $XDG_CACHE_HOME or ~/.cache.
     timeout_s: after how many seconds the compiler is stopped.
@@ -69,12 +67,11 @@ def compile_for(
         axes=target.axes,
         flags=flags,
         versions=versions,
-        **({"xla_ops": True} if xla_ops else {}),
     )
     compiled = cache.load(folder, key)
     cached = compiled is not None
     if compiled is None:
-        compiled = run_compiler(lowered.module, target, flags, timeout_s, versions, xla_ops)
+        compiled = run_compiler(lowered.module, target, flags, timeout_s, versions)
         cache.store(folder, key, compiled)
     return Program(
         name=lowered.name,

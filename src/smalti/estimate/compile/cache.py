@@ -14,8 +14,8 @@ from pathlib import Path
 from smalti.estimate.compile.run import Compiled
 from smalti.estimate.program import KernelDump, Memory
 
-# Raise it when what an entry holds, or how it is made, changes.
-FORMAT = 1
+# What an entry holds and how it is made: to be changed with that.
+FORMAT = {"format": 1, "xla_ops": True}
 _PART_IS_STALE_S = 3600.0
 
 
@@ -31,7 +31,7 @@ def cache_folder(chosen: str | os.PathLike[str] | None = None) -> Path:
 
 def cache_key(module: bytes, **what: object) -> str:
     """A name for everything that the compiled program depends on; `what` as JSON can write it."""
-    settings = json.dumps({"format": FORMAT, **what}, sort_keys=True)
+    settings = json.dumps({**FORMAT, **what}, sort_keys=True)
     return hashlib.sha256(settings.encode() + b"\0" + module).hexdigest()
 
 
@@ -42,7 +42,7 @@ def load(folder: Path, key: str) -> Compiled | None:
         with gzip.open(_path(folder, key), "rt", encoding="utf-8") as file:
             value = json.load(file)
         kernels = {op: KernelDump(**dump) for op, dump in value["kernels"].items()}
-        xla_ops = {op: KernelDump(**dump) for op, dump in value.get("xla_ops", {}).items()}
+        xla_ops = {op: KernelDump(**dump) for op, dump in value["xla_ops"].items()}
         return Compiled(value["hlo"], Memory(**value["memory"]), kernels, xla_ops)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from smalti.estimate.compile.dumps import DUMP_FLAGS, find_kernels, find_xla_ops
@@ -26,7 +26,7 @@ class Compiled:
     hlo: str
     memory: Memory
     kernels: dict[str, KernelDump]
-    xla_ops: dict[str, KernelDump] = field(default_factory=dict)
+    xla_ops: dict[str, KernelDump]
 
 
 def run_compiler(
@@ -35,7 +35,6 @@ def run_compiler(
     flags: Sequence[str],
     timeout_s: float,
     versions: Mapping[str, str],
-    xla_ops: bool = False,
 ) -> Compiled:
     """Compile a lowered module. Raises what `failures.explain` makes of it if that fails."""
     try:
@@ -55,7 +54,7 @@ def run_compiler(
             returncode, stderr = _run_child(folder, flags, timeout_s, target)
             if returncode != 0:
                 raise explain(target, versions, _failure(folder), stderr, returncode)
-            return _read(folder, xla_ops)
+            return _read(folder)
     except OSError as error:
         raise EstimateError(
             f"the compiler's files could not be written or read below {tempfile.gettempdir()} "
@@ -113,16 +112,14 @@ def _failure(folder: Path) -> dict[str, str]:
         return {}
 
 
-def _read(folder: Path, xla_ops: bool) -> Compiled:
+def _read(folder: Path) -> Compiled:
     try:
         memory = Memory(**json.loads((folder / "done.json").read_text()))
     except (OSError, ValueError) as error:
         raise DumpUnreadable(f"the compiler's results are incomplete: {error}") from error
     hlo = _with_constants(_text(folder / "hlo.txt"), _text(folder / "hlo_constants.txt"))
     kernels = find_kernels(_text(folder / "hlo_signatures.txt"), folder / "dumps")
-    return Compiled(
-        hlo, memory, kernels, find_xla_ops(kernels, folder / "dumps") if xla_ops else {}
-    )
+    return Compiled(hlo, memory, kernels, find_xla_ops(kernels, folder / "dumps"))
 
 
 def _with_constants(elided: str, whole: str) -> str:

@@ -19,9 +19,7 @@ def measure(variant: Variant, chip: str) -> Trial:
     if variant.refused is not None:
         return Trial(reason=variant.refused)
     try:
-        program = compile_for(
-            variant.fn, *variant.args, chip=chip, flags=variant.flags, xla_ops=True
-        )
+        program = compile_for(variant.fn, *variant.args, chip=chip, flags=variant.flags)
     except CompilerMissing:
         raise
     except Exception as error:  # what a library raises for blocks it dislikes is of any kind
