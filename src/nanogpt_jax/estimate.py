@@ -97,7 +97,7 @@ def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A step's numbers, and the sentences of what was assumed.
 
     The numbers all add up over layers: cycles by part under both prices, those that are not of a
-    simulation, memory, and what nobody prices. Raises EstimateError where an operation is not known.
+    simulation, memory, and what nobody prices. EstimateError: an operation that is not known.
     """
     result = estimate(program)
     ops = result.schedule.ops

@@ -88,11 +88,8 @@ _FITTED = "fitted on published times, the same for every chip: `smalti estimate 
 TENSOR_CORE_SOURCES = {
     "device_kind": "libtpu's ahead-of-time devices (jax.experimental.topologies)",
     "topology": "the same",
-    "clock_hz": "v5e 1.5 GHz: the JAX scaling book, tpus.md; v6e 1.75 GHz: V6E_HZ of sgl-jax's "
-    "bench_hca.py; v4 and v5p: what the peak rate implies, bf16 FLOP/s over the MXUs' products. "
-    "v7x: its peak implies 2.2 GHz; but all seven published times of kernels are a quarter longer "
-    "than that, whatever binds them, and a product reaches 956 of 1,154 TFLOP/s: fitted, as if "
-    "1.72 GHz were its clock under load",
+    "clock_hz": "libtpu 0.0.42, which compiles `pl.delay(1000)`, of nanoseconds, to so many thousand "
+    "cycles; on v4 to v6e the peak rate implies the same, on v7x it would be 2.2 GHz",
     "hbm_bytes_per_s": _PEAK,
     "granule_bytes": _DUMPS + ": copies of blocks of known size",
     "branch_delay_slots": _DUMPS + ": where regions end behind branches",
@@ -110,6 +107,6 @@ TENSOR_CORES = {
         TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1),
         TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1),
         TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2),
-        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.72e9, 7.40e12 / 2, 32, 6, True, 2),
+        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.9e9, 7.40e12 / 2, 32, 6, True, 2),
     )
 }

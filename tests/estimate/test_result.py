@@ -128,7 +128,7 @@ def test_operations_of_xla_that_are_alike_share_a_simulation():
     """As those of a model's layers, of which the compiler writes one out."""
     one = program()
     line = next(line for line in one.hlo.splitlines() if "%fused = " in line)
-    another = line.replace("%fused", "%fused.1")
+    another = line.replace("%fused =", "%fused.1 =")
     other = another.replace("%fused.1", "%other").replace('"1000"', '"999"')
     hlo = one.hlo.replace(line, f"{line}\n{another}\n{other}")
     bundles = {"fused": KernelDump("fused", *_texts(dump(["", "", ""])))}

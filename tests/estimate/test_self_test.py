@@ -1,8 +1,13 @@
 import re
 from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.experimental import pallas as pl
 
+from smalti.chips import TENSOR_CORES
+from smalti.estimate import compile_for
 from smalti.estimate import self_test as module
 from smalti.estimate.errors import DumpUnreadable
 from smalti.estimate.self_test import TESTED, self_test
@@ -66,3 +71,18 @@ def test_another_format_fails_loudly(cache, monkeypatch, change, expected):
     assert "tested with jax 0.10.2, libtpu 0.0.42.1 and jax 0.12.0.1, libtpu 0.0.50.1" in str(
         caught.value
     )
+
+
+@pytest.mark.parametrize("chip", list(TENSOR_CORES))
+def test_the_clock_is_what_the_compiler_takes_it_for(chip, cache):
+    """`pl.delay` is of nanoseconds; the compiler turns them into cycles."""
+
+    def kernel(x_ref, o_ref):
+        pl.delay(1000)
+        o_ref[...] = x_ref[...]
+
+    x = jax.ShapeDtypeStruct((8, 128), jnp.float32)
+    program = compile_for(pl.pallas_call(kernel, out_shape=x), x, chip=chip, cache_dir=cache)
+    (dump,) = program.kernels.values()
+    cycles = [int(n) for n in re.findall(r"vdelay (\d+)", dump.bundles)]
+    assert cycles == [round(TENSOR_CORES[chip].clock_hz * 1e-6)]

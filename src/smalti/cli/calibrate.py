@@ -23,7 +23,7 @@ def calibrate(
     from smalti.cli.progress import Progress
     from smalti.estimate.calibrate import calibrate as run
     from smalti.estimate.calibrate.rows import published
-    from smalti.estimate.calibrate.trust import write_errors
+    from smalti.estimate.trust import write_errors
 
     output.check(json, None)
     with Progress("rows") as progress:

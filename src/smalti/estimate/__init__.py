@@ -7,7 +7,6 @@
 Every number is an estimate; `docs/estimate.md` says how it comes about and how far to trust it.
 """
 
-from smalti.estimate.calibrate import Trust, trust
 from smalti.estimate.compile import compile_for
 from smalti.estimate.errors import (
     CompileFailed,
@@ -21,6 +20,7 @@ from smalti.estimate.errors import (
 from smalti.estimate.program import KernelDump, Memory, Program
 from smalti.estimate.result import Estimate, estimate
 from smalti.estimate.simulate import Simulation, simulate
+from smalti.estimate.trust import Trust, trust
 
 __all__ = [
     "CompileFailed",

@@ -63,7 +63,7 @@ class Estimate:
 
         What is priced otherwise has no units.
         """
-        times = {unit: self.simulated_cycles for unit in self.busy_cycles} | {"HBM": self.cycles}
+        times = dict.fromkeys(self.busy_cycles, self.simulated_cycles) | {"HBM": self.cycles}
         return {unit: busy / times[unit] for unit, busy in self.busy_cycles.items() if times[unit]}
 
     @property

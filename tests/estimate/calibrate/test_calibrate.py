@@ -12,15 +12,15 @@ import pytest
 
 from smalti.chips import TENSOR_CORE_SOURCES, TENSOR_CORES, TensorCore
 from smalti.estimate import EstimateError
-from smalti.estimate.calibrate import calibrate, trust
+from smalti.estimate.calibrate import calibrate
 from smalti.estimate.calibrate.fit import fit, leave_one_out, relative_error, wrong_orders
 from smalti.estimate.calibrate.predict import LATENCIES_NS, PUSH_SHARES, Constants, Subject
 from smalti.estimate.calibrate.report import assess, constants_in_use
 from smalti.estimate.calibrate.rows import Row, published
-from smalti.estimate.calibrate.trust import ERRORS, Trust, write_errors
+from smalti.estimate.trust import ERRORS, Trust, trust, write_errors
 
 ROOT = Path(__file__).resolve().parents[3]
-TRUE = Constants(540.0, 0.30, 100e-6, 1.8e9)
+TRUE = Constants(540.0, 0.30, 100e-6)
 
 
 def row(name: str, chip: str = "v5e", dispatch: bool = False, seconds: float = 1.0) -> Row:
@@ -53,7 +53,6 @@ def test_a_fit_finds_what_made_the_rows():
     assert found.dma_latency_ns == pytest.approx(TRUE.dma_latency_ns)
     assert found.mxu_push_share == pytest.approx(TRUE.mxu_push_share)
     assert found.dispatch_s == pytest.approx(TRUE.dispatch_s)
-    assert found.v7x_clock_hz == pytest.approx(TRUE.v7x_clock_hz)
     assert max(abs(relative_error(s, found)) for s in SUBJECTS) < 1e-6
 
 
@@ -116,7 +115,7 @@ def test_every_constant_has_a_source():
 def test_the_constants_in_use_are_those_of_the_chips():
     constants = constants_in_use()
     assert constants.dma_latency_ns == pytest.approx(TENSOR_CORES["v6e"].dma_latency_s * 1e9)
-    assert constants.v7x_clock_hz == TENSOR_CORES["v7x"].clock_hz
+    assert constants.mxu_push_share == TENSOR_CORES["v7x"].mxu_push_share
 
 
 def test_labels():
@@ -131,7 +130,7 @@ def test_labels():
 
 
 def test_errors_are_kept_and_read(tmp_path, monkeypatch):
-    module = importlib.import_module("smalti.estimate.calibrate.trust")
+    module = importlib.import_module("smalti.estimate.trust")
     monkeypatch.setattr(module, "ERRORS", tmp_path / "errors.json")
     trust.cache_clear()
     result = assess(SUBJECTS, {}, {"libtpu": "1"})

@@ -9,7 +9,7 @@ import numpy as np
 from smalti.estimate.calibrate.predict import LATENCIES_NS, PUSH_SHARES, Constants, Subject
 from smalti.estimate.calibrate.rows import Row
 
-START = Constants(500.0, 0.25, 1e-4, 2.2e9)
+START = Constants(500.0, 0.25, 1e-4)
 ROUNDS = 12
 
 
@@ -17,7 +17,7 @@ def fit(subjects: Sequence[Subject]) -> Constants:
     """Least sum of the median and the mean of the rows' errors, one constant after the other.
 
     A median cannot be pulled by one bad row; the mean keeps every row in the account. Each constant
-    is set by the rows it moves: the dispatch by those timed from the host, v7x's clock by v7x's.
+    is set by the rows it moves: the dispatch by those timed from the host.
     """
     constants = START
     for _ in range(ROUNDS):
@@ -37,7 +37,6 @@ def _candidates() -> dict[str, np.ndarray]:
         "dma_latency_ns": np.arange(LATENCIES_NS[0], LATENCIES_NS[-1] + 1, 10.0),
         "mxu_push_share": np.arange(PUSH_SHARES[0], PUSH_SHARES[-1] + 0.001, 0.02),
         "dispatch_s": np.arange(50e-6, 150e-6, 1e-6),
-        "v7x_clock_hz": np.arange(1.5e9, 2.201e9, 0.01e9),
     }
 
 
@@ -45,8 +44,6 @@ def _moves(subject: Subject, name: str) -> bool:
     """Whether a constant changes the row's time by more than a thousandth over its range."""
     if name == "dispatch_s":
         return subject.row.includes_dispatch
-    if name == "v7x_clock_hz":
-        return subject.row.chip == "v7x"
     times = subject.by_latency if name == "dma_latency_ns" else subject.by_share
     return bool(np.ptp(times) > 1e-3 * times[1])
 

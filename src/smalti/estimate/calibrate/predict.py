@@ -24,7 +24,6 @@ class Constants:
     dma_latency_ns: float
     mxu_push_share: float
     dispatch_s: float  # of a timing from the host
-    v7x_clock_hz: float  # sustained, below the nominal one that its peak rate implies
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,9 @@ class Subject:
     def device_seconds(self, constants: Constants) -> float:
         latency = np.interp(constants.dma_latency_ns, LATENCIES_NS, self.by_latency)
         share = np.interp(constants.mxu_push_share, PUSH_SHARES, self.by_share)
-        clock = TENSOR_CORES[self.row.chip].clock_hz
-        if self.row.chip == "v7x":
-            clock = constants.v7x_clock_hz
         # The two are independent to first order: one counts where copies bind, one where MXUs do.
-        return float(latency + share - self.by_share[1]) / clock
+        cycles = float(latency + share - self.by_share[1])
+        return cycles / TENSOR_CORES[self.row.chip].clock_hz
 
     def seconds(self, constants: Constants) -> float:
         dispatch = constants.dispatch_s if self.row.includes_dispatch else 0.0

@@ -82,7 +82,7 @@ def constants_in_use() -> Constants:
     cores = TENSOR_CORES.values()
     (latency,) = {core.dma_latency_s for core in cores}
     (share,) = {core.mxu_push_share for core in cores}
-    return Constants(latency * 1e9, share, DISPATCH_S, TENSOR_CORES["v7x"].clock_hz)
+    return Constants(latency * 1e9, share, DISPATCH_S)
 
 
 # Of a jitted call from a host beside a v5e, fitted; no estimate contains it but those of rows that

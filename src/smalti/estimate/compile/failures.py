@@ -40,7 +40,7 @@ def explain(
         return ValueError(
             f"flags gives --{match[2]} the value {match[1]!r}, which libtpu {libtpu} refuses"
         )
-    by_compiler = failed.get("type") == "JaxRuntimeError"
+    by_compiler = failed.get("type") in ("JaxRuntimeError", "MosaicError")
     if stage == "topology" and by_compiler:
         return _topology_failure(target, libtpu, text, printed)
     if stage == "compile" and by_compiler:

@@ -45,7 +45,7 @@ UNITS_OF_TIME = {
 def entry(result: Estimate, *, label: str, variant: str | None = None) -> dict[str, Any]:
     """The estimate as a dict of JSON values.
 
-    label: how far to trust it, `smalti.estimate.calibrate.trust(chip).label`.
+    label: how far to trust it, `smalti.estimate.trust(chip).label`.
     variant: which of a peer's choices it is.
 
     Cycles and bytes of `ops` and `kernels` are those of one execution. Operations that take no time
