@@ -70,12 +70,19 @@ class TensorCore:
     branch_delay_slots: int
     packs_empty_slots: bool  # writes one bundle for several empty slots
     mxu_rows_per_cycle: int  # of a product's left operand, in each MXU
+    mxu_doubles: tuple[str, ...] = ()  # types that it multiplies at twice that rate
+    cores_per_device: int = 1  # that share a kernel and the HBM
     mxu_push_share: float = 0.32  # of a product's rows' time, what a weight's rows take
     dma_latency_s: float = 540e-9  # from a copy's last byte in HBM's pipe to its sync flag
 
     @property
     def hbm_bytes_per_cycle(self) -> float:
         return self.hbm_bytes_per_s / self.clock_hz
+
+    @property
+    def device_hbm_bytes_per_cycle(self) -> float:
+        """Of all the cores that one jax device is."""
+        return self.hbm_bytes_per_cycle * self.cores_per_device
 
     @property
     def dma_latency_cycles(self) -> float:
@@ -88,25 +95,29 @@ _FITTED = "fitted on published times, the same for every chip: `smalti estimate 
 TENSOR_CORE_SOURCES = {
     "device_kind": "libtpu's ahead-of-time devices (jax.experimental.topologies)",
     "topology": "the same",
-    "clock_hz": "libtpu 0.0.42, which compiles `pl.delay(1000)`, of nanoseconds, to so many thousand "
-    "cycles; on v4 to v6e the peak rate implies the same, on v7x it would be 2.2 GHz",
+    "clock_hz": "libtpu 0.0.42, which compiles `pl.delay`, of nanoseconds, to so many cycles; the "
+    "peak rate implies the same on v4 to v6e, but 2.2 GHz on v7x",
     "hbm_bytes_per_s": _PEAK,
     "granule_bytes": _DUMPS + ": copies of blocks of known size",
     "branch_delay_slots": _DUMPS + ": where regions end behind branches",
     "packs_empty_slots": _DUMPS,
     "mxu_rows_per_cycle": _PEAK + ": bf16 FLOP/s over clock and MXUs; 1 of 128² on v4, v5e and "
     "v5p, 2 of 256² on v6e and v7x",
+    "mxu_doubles": _PEAK + ": int8 on v5e, v5p and v6e and float8 on v7x have twice bf16's peak; "
+    "no published time of such a kernel is known",
+    "cores_per_device": "libtpu's ahead-of-time devices",
     "mxu_push_share": _FITTED,
     "dma_latency_s": _FITTED,
 }
 
+_INT8 = ("s8", "u8")
 TENSOR_CORES = {
     core.chip: core
     for core in (
         TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 512, 1, False, 1),
-        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1),
-        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1),
-        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2),
-        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.9e9, 7.40e12 / 2, 32, 6, True, 2),
+        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1, _INT8),
+        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1, _INT8, 2),
+        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2, _INT8),
+        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.9e9, 7.40e12 / 2, 32, 6, True, 2, ("f8",)),
     )
 }

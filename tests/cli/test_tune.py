@@ -43,7 +43,7 @@ class Measure:
 def measure(monkeypatch):
     fake = Measure()
     monkeypatch.setattr(tune_run, "measure", fake)
-    monkeypatch.setattr(tune_run, "label_of", lambda chip: LABEL)
+    monkeypatch.setattr(tune_run, "label_of", lambda *_: LABEL)
     return fake
 
 
@@ -209,7 +209,7 @@ def test_all_missed_is_no_answer_and_writes_no_table(tune, tmp_path, monkeypatch
 
 
 def test_a_case_that_a_peer_refuses_says_why(smalti, tmp_path, monkeypatch):
-    monkeypatch.setattr(tune_run, "label_of", lambda chip: LABEL)
+    monkeypatch.setattr(tune_run, "label_of", lambda *_: LABEL)
     common = ("--shape", SHAPE, "--table", tmp_path / "table.json", "--jobs", 1)
     done = smalti("estimate", "tune", "jax_flash", *common, "--mask", "sliding_window(512)")
     assert done.code == 1
@@ -275,7 +275,7 @@ def test_what_every_candidate_would_meet_ends_the_search(tune, measure):
 @pytest.mark.slow
 def test_a_product_is_tuned_for_real(smalti, tmp_path, monkeypatch):
     """By two processes, which make the candidates anew."""
-    monkeypatch.setattr(tune_run, "label_of", lambda chip: LABEL)
+    monkeypatch.setattr(tune_run, "label_of", lambda *_: LABEL)
     table = tmp_path / "table.json"
     common = ("--shape", "M=512,K=512,N=512", "--chip", "v6e", "--table", table, "--jobs", 2)
     done = smalti("estimate", "tune", "matmul", *common, "--candidates", 3)

@@ -62,7 +62,7 @@ def attention(
             raise ValueError(f"{option} {number}: at least 1")
     find_target(chip)
     output.check(json, chart)
-    subject = Subject(case, which, chip, split_flags(flags), trust(chip).label)
+    subject = Subject(case, which, chip, split_flags(flags), trust(chip, which, case.dtype).label)
     with Progress() as progress:
         found = search(
             subject,

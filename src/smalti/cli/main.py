@@ -9,6 +9,8 @@ import os
 import sys
 from typing import Any
 
+import jax
+
 from smalti.cli.failing import STOPPED, Failed
 
 _INTERRUPTED = 130
@@ -24,6 +26,10 @@ def main(argv: list[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # 'µ' in ASCII is no reason to stop
     arguments = sys.argv[1:] if argv is None else argv
+    if "JAX_PLATFORMS" not in os.environ:
+        # No command runs anything on a TPU; asked for one, libtpu complains where there is none.
+        os.environ["JAX_PLATFORMS"] = "cpu"  # of the workers
+        jax.config.update("jax_platforms", "cpu")
     try:
         code = _run(arguments, verbose="--verbose" in arguments)
         sys.stdout.flush()

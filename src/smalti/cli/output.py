@@ -17,8 +17,8 @@ _WIDTH = 120  # of what is not a terminal
 
 def console() -> Console:
     """For tables."""
-    out = Console(highlight=False)
-    return out if out.is_terminal else Console(highlight=False, width=_WIDTH)
+    out = Console(highlight=False, emoji=False)
+    return out if out.is_terminal else Console(highlight=False, emoji=False, width=_WIDTH)
 
 
 def check(json: Path | None, chart: Path | None) -> None:

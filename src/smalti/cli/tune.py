@@ -70,7 +70,7 @@ def tune(
     find_target(chip)
     asked = Asked(shape, which, mask, dtype)
     grid = grid_of(subject, asked)
-    label = label_of(chip)
+    label = label_of(chip, which, dtype)
     before = block_table.find(  # a damaged table is found before the work, not after
         _entries(table), kernel=subject, chip=chip, shape_class=grid.shape_class
     )

@@ -83,10 +83,10 @@ def _order(grid: Grid, before: Mapping[str, Any] | None) -> list[int]:
     return sorted(range(len(grid.variants)), key=rank)
 
 
-def label_of(chip: str) -> str:
+def label_of(chip: str, which: str | None, dtype: str | None) -> str:
     from smalti.estimate import trust
 
-    return trust(chip).label
+    return trust(chip, which or "forward", dtype or "bfloat16").label
 
 
 def journal_at(table: Path) -> Journal:

@@ -54,7 +54,7 @@ class Estimate:
         for op in self._simulated:
             for unit, share in self.simulations[op.name].occupancy.items():
                 busy[unit] = busy.get(unit, 0.0) + op.count * (op.cycles or 0.0) * share
-        busy["HBM"] = self.bytes_hbm / self.core.hbm_bytes_per_cycle
+        busy["HBM"] = self.bytes_hbm / self.core.device_hbm_bytes_per_cycle
         return busy
 
     @property
@@ -105,7 +105,8 @@ def estimate(
     core = core or TENSOR_CORES[program.chip]
     listed = schedule(
         read_module(program.hlo),
-        bytes_per_cycle=core.hbm_bytes_per_cycle,
+        bytes_per_cycle=core.device_hbm_bytes_per_cycle,
+        kernels=program.kernels,
         overlap=overlap,
         trip_counts=trip_counts,
         branches=branches,

@@ -1,8 +1,10 @@
 """A function over tasks, a few at a time, each in a process of its own: it is plain Python."""
 
 import multiprocessing
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -70,7 +72,16 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 
 def _start() -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     # Ctrl-C reaches every process of the terminal: the first one tells the others. SystemExit
     # leaves a compilation through its own cleaning up.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+
+
+def _end_with_parent() -> None:
+    """However it ends: a worker that nobody waits for would hold its memory and the terminal."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

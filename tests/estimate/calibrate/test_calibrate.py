@@ -119,13 +119,18 @@ def test_the_constants_in_use_are_those_of_the_chips():
 
 
 def test_labels():
-    assert trust("v6e").label.startswith("estimate; on v6e, 6 published times of bfloat16 kernels")
+    assert trust("v6e").label.startswith("estimate; 6 published times of bfloat16 kernels on v6e, ")
     assert trust("v4").label == (
-        "estimate; uncalibrated: no published time of a kernel on v4 is known"
+        "estimate; uncalibrated: no published time of bfloat16 kernels on v4 is known"
     )
-    assert Trust("v5e", (0.01, -0.03)).label == (
-        "estimate; on v5e, 2 published times of bfloat16 kernels, each left out of the fit, were "
-        "off by 2% in the median, 3% at worst"
+    assert trust("v6e", "both").label == (
+        "estimate; uncalibrated: no published time of bfloat16 backward kernels on v6e is known"
+    )
+    assert "uncalibrated" in trust("v6e", dtype="float32").label
+    assert len(trust("v7x", "backward").errors) == 2
+    assert Trust("such kernels", (0.01, -0.03)).label == (
+        "estimate; 2 published times of such kernels, each left out of the fit, were off by 2% in "
+        "the median, 3% at worst"
     )
 
 

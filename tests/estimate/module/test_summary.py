@@ -107,3 +107,27 @@ def test_the_sparsecore_runs_beside_and_has_no_price():
         "what the sparsecore does runs beside the TensorCore, without a price, and is never "
         "waited for"
     ) in got.assumptions
+
+
+def test_no_time_is_below_what_hbm_needs():
+    """A copy beside nothing, and one beside an operation that is quicker."""
+    text = (
+        "HloModule m, is_scheduled=true, entry_computation_layout={()->()}\n\n"
+        "%f (p: f32[8,128]) -> f32[8,128] {\n"
+        "  %p = f32[8,128]{1,0:S(1)} parameter(0)\n"
+        "  ROOT %n = f32[8,128]{1,0:S(1)} negate(%p)\n}\n\n"
+        "ENTRY %main (x: f32[1024,1024]) -> f32[1024,1024] {\n"
+        "  %x = f32[1024,1024]{1,0} parameter(0)\n"
+        "  %c = f32[8,128]{1,0:S(1)} constant({...})\n"
+        "  %start = (f32[1024,1024]{1,0:S(1)}, f32[1024,1024]{1,0}, u32[]{:S(2)}) copy-start(%x)\n"
+        "  %f.1 = f32[8,128]{1,0:S(1)} fusion(%c), kind=kLoop, calls=%f, "
+        'backend_config={"window_config":{"estimated_cycles":"1000"}}\n'
+        "  ROOT %done = f32[1024,1024]{1,0:S(1)} copy-done(%start)\n}\n"
+    )
+    listed = schedule(read_module(text), bytes_per_cycle=1024.0, overlap="full")
+    found = summarize(listed)
+    assert found.cycles == 4 * MB / 1024
+    assert found.cycles_by_kind == {"xla": 1000.0, "copy": 4 * MB / 1024 - 1000}
+    assert "HBM is busy for 3,096 cycles more than all operations together" in " ".join(
+        found.assumptions
+    )

@@ -62,7 +62,7 @@ def registers_after(bundles: Sequence[str], chip: str = "v6e", **start: int) -> 
     listing = parse_listing(text(bundles), "k.1")
     core = TENSOR_CORES[chip]
     blocks = make_blocks(listing, core, Addresses(), {}, {})
-    machine = Machine(core, {}, smem_words)
+    machine = Machine(core, 0, {}, smem_words)
     registers: dict = {name: Unknown(f"register {name}") for name in REGISTERS} | start
     at: int | None = 0
     while at is not None:

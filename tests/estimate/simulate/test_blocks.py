@@ -215,7 +215,7 @@ def products(*opcodes: str):
         ("vmatmul.mubr.bf16.vlgmr.msra.gmra.mxu0", 16),
         ("vmatmul.mubr.f32.gmra.mxu0", 8),
         ("vmatmul.msk.gmra.mxu0", 8),
-        ("vmatmul.s8.gmra.mxu0", 32),
+        ("vmatmul.s8.gmra.mxu0", 16),
         ("vmatmul.f8e4m3fn.gmra.mxu0", 32),
         ("vmatmul.bf8.bf16.gmra.mxu0", 32),
     ],

@@ -265,3 +265,41 @@ def test_a_loop_that_never_ends(monkeypatch):
     monkeypatch.setattr(kernel_module, "BLOCKS", 5000)
     with pytest.raises(SimulationFailed, match="no end after 5000 blocks; a loop of the kernel"):
         run(copying)
+
+
+def test_of_cores_that_share_a_kernel_the_slower_one_counts():
+    bundles = [
+        "%s1_s1 = sld [smem:[#allocation0]] /* core id */ ;; %s2_s2 = inlined_call_operand.hbm "
+        "[shape: f32[8,128], index: 0, kind: input, shape index: {}]",
+        "%p1_p1 = scmp.ne.s32.totalorder %s1_s1, 0",
+        "%1 = dma.hbm_to_vmem (%p1_p1), %s2_s2, 128, [#allocation3], [#allocation2]",
+        "%2 = dma.done.wait (%p1_p1), [#allocation2], 128",
+        "%3 = vsyncadd (%p1_p1), [#allocation2], 4294967168",
+        "",
+    ]
+    core = TENSOR_CORES["v5p"]
+    both = run(bundles, [None], "v5p")
+    assert both.cores == 2
+    assert both.bytes == {"hbm_to_vmem": 4096}
+    copying = 4096 / core.hbm_bytes_per_cycle + core.dma_latency_cycles
+    assert both.cycles == pytest.approx(len(bundles) + copying - 1)
+    alone = run(bundles, [None], "v6e")
+    assert (alone.cores, alone.cycles, alone.bytes) == (1, len(bundles), {})
+
+
+def test_a_copy_within_hbm_goes_through_its_pipe_twice():
+    bundles = [
+        "%s2_s2 = inlined_call_operand.hbm [shape: f32[8,128], index: 0, kind: input, shape "
+        "index: {}] ;; %s3_s3 = inlined_call_operand.hbm [shape: f32[8,128], index: 1, kind: "
+        "output, shape index: {}]",
+        "%1 = dma.general %s2_s2, 1024000, %s3_s3, [#allocation2], [#allocation4], [#allocation5], "
+        "0, 0",
+        "%2 = dma.done.wait [#allocation2], 1024000",
+        "%3 = vsyncadd [#allocation2], 4293943296",
+        "",
+    ]
+    found = run(bundles, [None])
+    size = 1024000 * 32
+    assert (found.bytes_hbm_read, found.bytes_hbm_written) == (size, size)
+    assert found.cycles > 2 * size / TENSOR_CORES["v6e"].hbm_bytes_per_cycle
+    assert found.occupancy["HBM"] <= 1

@@ -25,6 +25,11 @@ class Operation:
     text: str
 
     @property
+    def is_core_id(self) -> bool:
+        """Reads which of the cores that share the kernel this is."""
+        return self.opcode == "sld" and "core id" in self.note.split(" :: ")
+
+    @property
     def is_vector(self) -> bool:
         """Works on vector registers alone: it takes slots, and decides nothing."""
         return _is_vector(self.opcode, self.destination)
@@ -89,6 +94,7 @@ class Listing:
         )
 
 
+_POINTERS = ("int_to_ptr.", "scalar_lea.", "inlined_call_operand.")
 _BUNDLE = re.compile(
     r"^[ \t]*(?P<address>0x[0-9a-f]+|0)[ \t]+(?:[A-Z]{2})?[ \t]*:[ \t]*(?P<loops>>*)[ \t]*\{",
     re.MULTILINE,
@@ -139,7 +145,7 @@ def parse_listing(text: str, op: str) -> Listing:
             if part := part.strip():
                 operation = _operation(part, comments, op, address)
                 operations.append(operation)
-                if operation.opcode.startswith(("int_to_ptr.", "scalar_lea.")):
+                if operation.opcode.startswith(_POINTERS):
                     spaces[operation.destination] = operation.opcode.partition(".")[2]
         for kind, region in _REGION.findall("".join(comments)):
             if kind != "End":

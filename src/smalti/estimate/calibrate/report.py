@@ -24,6 +24,7 @@ class Predicted:
     chip: str
     kernel: str
     shape: str
+    which: str  # the pass
     variant: str  # the program that stands for it
     published_s: float
     predicted_s: float
@@ -133,6 +134,7 @@ def assess(
                 one.row.chip,
                 one.row.kernel,
                 one.row.shape,
+                one.row.which,
                 one.variant,
                 one.row.seconds,
                 seconds,

@@ -43,6 +43,11 @@ def load(folder: Path, key: str) -> Compiled | None:
             value = json.load(file)
         kernels = {op: KernelDump(**dump) for op, dump in value["kernels"].items()}
         xla_ops = {op: KernelDump(**dump) for op, dump in value["xla_ops"].items()}
+        texts = [value["hlo"]]
+        for dump in (*kernels.values(), *xla_ops.values()):
+            texts += [dump.op, dump.bundles, dump.utilization]
+        if not all(isinstance(text, str) for text in texts):
+            return None
         return Compiled(value["hlo"], Memory(**value["memory"]), kernels, xla_ops)
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -11,9 +11,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 from smalti.chips import TENSOR_CORES
 
 # What libtpu 0.0.42 and 0.0.50 say of ahead-of-time devices; the child process checks it.
-# v4 and v7x show each TensorCore as a device; v5p's device is both cores of a chip.
+# v4 and v7x show each TensorCore as a device.
 _DEVICES_PER_CHIP = {"v4": 2, "v7x": 2}
-_CORES_PER_DEVICE = {"v5p": 2}
 # libtpu's spelling, where it is not ours.
 _LIBTPU_NAMES = {"v7x": "tpu7x"}
 
@@ -35,7 +34,7 @@ class Target:
 
     @property
     def cores_per_device(self) -> int:
-        return _CORES_PER_DEVICE.get(self.chip, 1)
+        return TENSOR_CORES[self.chip].cores_per_device
 
     def mesh(self) -> AbstractMesh:
         """The mesh to trace under: Pallas and `implementation=None` read the TPU off its device."""

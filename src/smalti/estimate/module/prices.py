@@ -60,6 +60,9 @@ class Price:
     bytes_moved: int = 0  # of what nobody prices: the larger of what it reads and what it writes
 
 
+KERNEL = Price("kernel", "simulation", None, None, None)
+
+
 def price(
     module: Module,
     computation: Computation,
@@ -72,7 +75,7 @@ def price(
     Raises UnknownOperation, naming the operation, where no rule covers it.
     """
     if i.opcode == "custom-call" and i.target == KERNEL_TARGET:
-        return Price("kernel", "simulation", None, None, None)
+        return KERNEL
     if i.opcode in FREE or (i.opcode == "custom-call" and i.target in FREE_TARGETS):
         return Price("free", "free", 0.0, 0, 0)
     operands = [computation.by_name[name].shape for name in i.operands]

@@ -6,7 +6,7 @@ stated assumption, not a simulation.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy as np
 from smalti.estimate.errors import DumpUnreadable, Unstated
 from smalti.estimate.module.hlo import Instruction, Module
 from smalti.estimate.module.loops import trip_count
-from smalti.estimate.module.prices import Kind, Overlap, Price, PricedBy, price
+from smalti.estimate.module.prices import KERNEL, Kind, Overlap, PricedBy, price
 from smalti.estimate.module.traffic import bytes_touched
 from smalti.estimate.module.values import Frame, Values
 
@@ -90,6 +90,7 @@ def schedule(
     overlap: Overlap,
     trip_counts: Mapping[str, int] | None = None,
     branches: Mapping[str, int] | None = None,
+    kernels: Collection[str] = (),
 ) -> Schedule:
     """Lists what a module runs.
 
@@ -99,6 +100,9 @@ def schedule(
         trip_counts: by the name of a `while`, for loops whose count is not in the program.
         branches: by the name of a `conditional`, which branch runs, from 0; of one on a boolean,
             1 is true.
+
+        kernels: names of operations that are to be simulated, beside the Pallas kernels that stand
+            alone: fusions around one.
 
     Raises:
         ValueError: a stated name that is not in the module, or a value out of range, or a count
@@ -116,7 +120,7 @@ def schedule(
     for name, count in trip_counts.items():
         if not isinstance(count, int) or count < 0:
             raise ValueError(f"trip_counts[{name!r}] is {count!r}; it must be a number from 0 on")
-    walk = _Walk(module, bytes_per_cycle, overlap, trip_counts, branches)
+    walk = _Walk(module, bytes_per_cycle, overlap, trip_counts, branches, kernels)
     walk.enter(Frame(module.entry), 1, ())
     stated = [f"%{name} runs {count} times" for name, count in trip_counts.items()]
     stated += [f"%{name} takes branch {branch}" for name, branch in branches.items()]
@@ -130,6 +134,7 @@ class _Walk:
     overlap: Overlap
     trip_counts: dict[str, int]
     branches: dict[str, int]
+    kernels: Collection[str]
     ops: list[Op] = field(default_factory=list)
     counts_read: dict[str, int] = field(default_factory=dict)
     thread: str = ""
@@ -154,7 +159,10 @@ class _Walk:
                 self._leaf(frame, i, count, path)
 
     def _leaf(self, frame: Frame, i: Instruction, count: int, path: tuple[str, ...]) -> None:
-        cost: Price = price(self.module, frame.computation, i, self.bytes_per_cycle, self.overlap)
+        if i.name in self.kernels:
+            cost = KERNEL
+        else:
+            cost = price(self.module, frame.computation, i, self.bytes_per_cycle, self.overlap)
         if self.thread and cost.priced_by != "free":
             moved = max(bytes_touched(self.module, frame.computation, i, None))
             cost = replace(cost, priced_by="nobody", cycles=None, bytes_moved=moved)

@@ -45,10 +45,17 @@ def summarize(schedule: Schedule) -> Summary:
         )
     by_kind: dict[Kind, float] = {}
     by_bandwidth, read, written = 0.0, 0, 0
+    pipe = 0.0  # cycles that HBM needs for all of it
     unpriced = []
     for op in schedule.ops:
         read += op.count * (op.bytes_hbm_read or 0)
         written += op.count * (op.bytes_hbm_written or 0)
+        bytes_hbm = (op.bytes_hbm_read or 0) + (op.bytes_hbm_written or 0)
+        through_pipe = bytes_hbm / schedule.bytes_per_cycle
+        if op.cycles and op.priced_by == "compiler":
+            through_pipe = min(through_pipe, op.cycles)  # its bytes are an upper bound
+        if op.cycles is not None:
+            pipe += op.count * through_pipe
         if op.cycles is None:
             unpriced.append(Unpriced(op.name, op.opcode, op.op_name, op.count, op.bytes_moved))
             continue
@@ -57,6 +64,10 @@ def summarize(schedule: Schedule) -> Summary:
         by_kind[op.kind] = by_kind.get(op.kind, 0.0) + op.count * op.cycles
         if op.priced_by == "bandwidth":
             by_bandwidth += op.count * op.cycles
+    # What runs beside the rest still goes through the one pipe of HBM.
+    waiting = max(0.0, pipe - sum(by_kind.values()))
+    if waiting:
+        by_kind["copy"] = by_kind.get("copy", 0.0) + waiting
     return Summary(
         cycles=sum(by_kind.values()),
         cycles_by_kind=by_kind,
@@ -64,21 +75,26 @@ def summarize(schedule: Schedule) -> Summary:
         bytes_hbm_read=read,
         bytes_hbm_written=written,
         unpriced=tuple(unpriced),
-        assumptions=tuple(_assumptions(schedule, unpriced)),
+        assumptions=tuple(_assumptions(schedule, unpriced, waiting)),
     )
 
 
-def _assumptions(schedule: Schedule, unpriced: list[Unpriced]) -> list[str]:
+def _assumptions(schedule: Schedule, unpriced: list[Unpriced], waiting: float) -> list[str]:
     ops: list[Op] = [op for op in schedule.ops if op.count]
     simulated = sum(op.compiler_cycles is not None for op in ops)
     priced = sum(op.priced_by == "compiler" and bool(op.cycles) for op in ops)
     said = ["operations run one after the other"]
     if simulated:
-        said.append(f"{simulated} operations of XLA's are simulated from their bundles")
+        said.append(f"of XLA's operations, {simulated} simulated from their bundles")
     if priced:
-        said.append(f"{priced} operations of XLA's take the compiler's estimated_cycles")
+        said.append(f"of XLA's operations, {priced} at the compiler's estimated_cycles")
     if any(op.opcode.endswith("-start") for op in ops):
         said.append(ASSUMPTIONS[schedule.overlap])
+    if waiting:
+        said.append(
+            f"HBM is busy for {waiting:,.0f} cycles more than all operations together, which are "
+            "added"
+        )
     if any(op.priced_by == "bandwidth" and not op.opcode.endswith("-start") for op in ops):
         said.append(
             "copies that the compiler gives no cycles take their bytes over the HBM bandwidth, "

@@ -25,7 +25,7 @@ def show_attention(console: Console, record: Mapping[str, Any], *, verbose: bool
         f"{case['mask']}, {case['layout']}"
     )
     table.add_column("")
-    for heading in ("µs", "cycles", "of kernels", "HBM MB", "bound", "÷ best peer"):
+    for heading in ("µs", "cycles", "of kernels", "HBM MB", "busiest unit", "÷ best peer"):
         table.add_column(heading, justify="right", no_wrap=True)
     entries = _quickest_first(record)
     for name, found in entries.items():
@@ -82,7 +82,7 @@ def show_fn(
         ("  of Pallas kernels", _count(record["cycles_kernels"])),
         ("HBM read", f"{_mb(record['bytes_hbm_read'])} MB"),
         ("HBM written", f"{_mb(record['bytes_hbm_written'])} MB"),
-        ("bound", _bound(record)),
+        ("busiest unit", _bound(record)),
         ("memory: arguments", f"{_mb(memory['arguments_bytes'])} MB"),
         ("  results", f"{_mb(memory['outputs_bytes'] - memory['aliased_bytes'])} MB"),
         ("  temporaries", f"{_mb(memory['temporaries_bytes'])} MB"),
@@ -184,7 +184,7 @@ def _print_kernels(console: Console, record: Mapping[str, Any]) -> None:
         return
     table = _table("Pallas kernels, one execution of each")
     table.add_column("", overflow="fold")
-    for heading in ("runs", "cycles", "waiting", "MXU waits", "HBM MB", "bound", "VMEM MB"):
+    for heading in ("runs", "cycles", "waiting", "MXU waits", "HBM MB", "busiest unit", "VMEM MB"):
         table.add_column(heading, justify="right", no_wrap=True)
     for kernel in record["kernels"]:
         hbm = sum(n for route, n in kernel["bytes"].items() if "hbm" in route)

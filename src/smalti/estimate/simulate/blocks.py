@@ -87,8 +87,21 @@ _MXU = re.compile(r"\.mxu(\d)")
 # second; one without a type in its name takes whole words.
 _ROWS = {"f32": 8, "bf16": 16, "s8": 32, "u8": 32, "bf8": 32}
 _ROWS |= {"f8e4m3": 32, "f8e4m3fn": 32, "f8e4m3b11": 32, "f8e5m2": 32}
-_MXU_WORDS = {"mubr", "subr", "gmra", "msra", "msrb", "vlgmr", "xpose", "msk", "hi", "low", "dwg"}
-_MXU_WORDS |= {"mrb", "mxu0", "mxu1", "mxu2", "mxu3"}
+_MXU_WORDS = {
+    "mubr",
+    "subr",
+    "gmra",
+    "msra",
+    "msrb",
+    "vlgmr",
+    "xpose",
+    "msk",
+    "hi",
+    "low",
+    "dwg",
+    "lsf",
+}
+_MXU_WORDS |= {"dwg", "lsf", "mrb", "mxu0", "mxu1", "mxu2", "mxu3"}
 
 
 def mxu_cycles(bundles: Sequence[Bundle], core: TensorCore) -> dict[int, float]:
@@ -109,6 +122,8 @@ def mxu_cycles(bundles: Sequence[Bundle], core: TensorCore) -> dict[int, float]:
                     f"not known how long an MXU takes for it: {operation.text[:120]}"
                 )
             cycles = rows / core.mxu_rows_per_cycle
+            if kinds and kinds[0].startswith(core.mxu_doubles):
+                cycles /= 2
             if opcode.startswith("vmatpush"):
                 cycles *= core.mxu_push_share
             number = int(unit[1])
@@ -275,8 +290,8 @@ class _Writer:
             kept = None
             if opcode.startswith("inlined_call_operand"):
                 expression = self._operand(operation)
-            elif opcode == "sld" and "core id" in operation.note.split(" :: "):
-                expression = "0"  # the first of the cores that share the kernel
+            elif operation.is_core_id:
+                expression = "m.core_id"
             elif opcode == "sld":
                 expression = f"m.load({self._address(arguments[0])})"
             elif opcode == "spop":

@@ -1,7 +1,7 @@
 """Executes a kernel's schedule, bundle by bundle, and says what it cost."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,7 @@ class Simulation:
 
     op: str
     core: TensorCore
+    cores: int  # that share the kernel; all but bytes and copies is of the slowest of them
     cycles: float
     cycles_waiting: float  # of these, waiting for copies
     cycles_mxu: float  # of these, waiting for an MXU that is given more than it can do
@@ -63,6 +64,7 @@ class Simulation:
             unit: used / (self.slots[unit] * self.cycles) for unit, used in self.slots_used.items()
         }
         hbm = (self.bytes_hbm_read + self.bytes_hbm_written) / self.core.hbm_bytes_per_cycle
+        hbm /= self.cores
         mxu = self.mxu_busy / (self.slots["MXU"] * self.cycles)
         return {**shares, "MXU": mxu, "HBM": hbm / self.cycles}
 
@@ -112,9 +114,14 @@ def simulate(
     used = parse_utilization(kernel.utilization, kernel.op, len(listing.bundles))
     values, arrays = _place(listing, operands)
     blocks = make_blocks(listing, core, Addresses(), values, _stated(listing, branches or {}))
-    machine = Machine(core, arrays, smem_words)
-    counts = _run(blocks, machine, kernel.op)
-    machine.finish()
+    # Cores that share a kernel split its grid between them: it ends when the slower one does.
+    shared = any(o.is_core_id for bundle in listing.bundles for o in bundle.operations)
+    runs = []
+    for core_id in range(core.cores_per_device if shared else 1):
+        machine = Machine(core, core_id, arrays, smem_words)
+        runs.append((machine, _run(blocks, machine, kernel.op)))
+        machine.finish()
+    machine, counts = max(runs, key=lambda run: run[0].time)
     executions = np.zeros(len(listing.bundles), np.int64)
     for start, count in counts.items():
         executions[start : blocks[start].stop] += count
@@ -122,6 +129,7 @@ def simulate(
     return Simulation(
         op=kernel.op,
         core=core,
+        cores=len(runs),
         cycles=machine.time,
         cycles_waiting=machine.cycles_waiting,
         cycles_mxu=sum(
@@ -129,8 +137,8 @@ def simulate(
         ),
         mxu_busy=sum(count * sum(blocks[at].mxu_cycles.values()) for at, count in counts.items()),
         bundles=sum(count * blocks[at].bundles for at, count in counts.items()),
-        bytes=machine.bytes,
-        copies=machine.copies,
+        bytes=_sum(m.bytes for m, _ in runs),
+        copies=_sum(m.copies for m, _ in runs),
         slots_used=dict(zip(UNITS, slots.tolist(), strict=True)),
         slots=dict(zip(UNITS, used.capacity.tolist(), strict=True)),
         timeline=tuple(machine.timeline),
@@ -138,6 +146,14 @@ def simulate(
         utilization=used,
         executions=executions,
     )
+
+
+def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    total: dict[str, int] = {}
+    for one in counts:
+        for route, n in one.items():
+            total[route] = total.get(route, 0) + n
+    return total
 
 
 def _run(blocks: dict[int, Block], machine: Machine, op: str) -> dict[int, int]:

@@ -43,8 +43,9 @@ class _Flag:
 class Machine:
     """What `simulate` runs a kernel's blocks on. Times are in cycles."""
 
-    def __init__(self, core: TensorCore, hbm_operands: dict[int, object], smem_of):
+    def __init__(self, core: TensorCore, core_id: int, hbm_operands: dict[int, object], smem_of):
         self.core = core
+        self.core_id = core_id  # which of the cores that share a kernel this is
         self.time = 0.0
         self.memory: dict[int, object] = {}  # SMEM words by address
         self.flags: dict[int, _Flag] = {}
@@ -120,7 +121,8 @@ class Machine:
         self.copies[route] = self.copies.get(route, 0) + 1
         if "hbm" in route:
             start = max(now, self.pipe_free)
-            self.pipe_free = start + size / self.core.hbm_bytes_per_cycle
+            passes = route.count("hbm")  # within HBM a byte is read and written
+            self.pipe_free = start + passes * size / self.core.hbm_bytes_per_cycle
             done = self.pipe_free + self.core.dma_latency_cycles
         else:
             done = now + self.core.dma_latency_cycles

@@ -142,7 +142,7 @@ EXPRESSIONS["scalar_lea.sflag"] = f"({{0}} + {{1}}) & {WORD}"
 
 # Floating point is not computed: its values go into vectors, and an `Unknown` names them elsewhere.
 FLOATS = ("scvt.s32.f32", "scvt.f32.s32", "sadd.f32", "ssub.f32", "smul.f32", "smin.f32")
-FLOATS += ("smax.f32",)
+FLOATS += ("smax.f32", "sceil.f32", "sfloor.f32", "strunc.f32")
 FLOAT_COMPARISONS = tuple(
     f"scmp.{kind}.f32.partialorder" for kind in ("eq", "ne", "lt", "le", "gt", "ge")
 )
