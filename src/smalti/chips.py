@@ -72,8 +72,8 @@ class TensorCore:
     mxu_rows_per_cycle: int  # of a product's left operand, in each MXU
     mxu_doubles: tuple[str, ...] = ()  # types that it multiplies at twice that rate
     cores_per_device: int = 1  # that share a kernel and the HBM
-    mxu_push_share: float = 0.32  # of a product's rows' time, what a weight's rows take
-    dma_latency_s: float = 540e-9  # from a copy's last byte in HBM's pipe to its sync flag
+    mxu_push_share: float = 0.34  # of a product's rows' time, what a weight's rows take
+    dma_latency_s: float = 530e-9  # from a copy's last byte in HBM's pipe to its sync flag
 
     @property
     def hbm_bytes_per_cycle(self) -> float:

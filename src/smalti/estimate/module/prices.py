@@ -30,7 +30,9 @@ SCALAR = {
     "abs", "add", "and", "clamp", "compare", "convert", "copy", "divide", "is-finite", "maximum",
     "minimum", "multiply", "negate", "not", "or", "popcnt", "power", "remainder", "select",
     "shift-left", "shift-right-arithmetic", "shift-right-logical", "sign", "subtract", "xor",
-    "reshape", "broadcast", "count-leading-zeros", "bitcast-convert",
+    "reshape", "broadcast", "count-leading-zeros", "bitcast-convert", "sqrt", "rsqrt", "cbrt",
+    "exponential", "exponential-minus-one", "log", "log-plus-one", "tanh", "logistic", "sine",
+    "cosine", "floor", "ceil", "round-nearest-even", "round-nearest-afz",
 }  # fmt: skip
 # They move bytes and compute nothing.
 MOVES = {
