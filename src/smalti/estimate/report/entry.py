@@ -122,6 +122,7 @@ def _kernel(simulation: Simulation, ops: list[Op], scratch: dict[str, int]) -> d
         "bound": simulation.bound,
         "bound_cycles": float(simulation.bound_cycles),
         "occupancy": {unit: float(share) for unit, share in simulation.occupancy.items()},
+        "smem_bytes": simulation.smem_bytes,
         "vmem_bytes": scratch.get(ops[0].name),
         "source": list(ops[0].source) if ops[0].source else None,
         "lines": [_line(line) for line in source_lines(simulation)],

@@ -184,7 +184,16 @@ def _print_kernels(console: Console, record: Mapping[str, Any]) -> None:
         return
     table = _table("Pallas kernels, one execution of each")
     table.add_column("", overflow="fold")
-    for heading in ("runs", "cycles", "waiting", "MXU waits", "HBM MB", "busiest unit", "VMEM MB"):
+    for heading in (
+        "runs",
+        "cycles",
+        "waiting",
+        "MXU waits",
+        "HBM MB",
+        "busiest unit",
+        "VMEM MB",
+        "SMEM KB",
+    ):
         table.add_column(heading, justify="right", no_wrap=True)
     for kernel in record["kernels"]:
         hbm = sum(n for route, n in kernel["bytes"].items() if "hbm" in route)
@@ -199,6 +208,7 @@ def _print_kernels(console: Console, record: Mapping[str, Any]) -> None:
             _mb(hbm),
             _bound(kernel),
             "unknown" if vmem is None else _mb(vmem),
+            f"{kernel['smem_bytes'] / 1e3:.1f}",
         )
     _print(console, table)
 

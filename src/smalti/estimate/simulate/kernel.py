@@ -35,6 +35,7 @@ class Simulation:
     bundles: int  # executed, one cycle each
     bytes: dict[str, int]  # copied, by route: "hbm_to_vmem"
     copies: dict[str, int]  # how many, by route
+    smem_bytes: int  # of SMEM that were written, spilled scalars among them
     slots_used: dict[str, int]  # by unit
     slots: dict[str, int]  # a bundle has, by unit
     timeline: tuple[Copy | Wait, ...]  # the first TIMELINE_LIMIT of them
@@ -139,6 +140,7 @@ def simulate(
         bundles=sum(count * blocks[at].bundles for at, count in counts.items()),
         bytes=_sum(m.bytes for m, _ in runs),
         copies=_sum(m.copies for m, _ in runs),
+        smem_bytes=4 * len(machine.memory),
         slots_used=dict(zip(UNITS, slots.tolist(), strict=True)),
         slots=dict(zip(UNITS, used.capacity.tolist(), strict=True)),
         timeline=tuple(machine.timeline),
