@@ -267,7 +267,8 @@ class _Writer:
             return
         if opcode == "shalt.err":
             condition = "True" if operation.predicate is None else self._term(operation.predicate)
-            effects.append(f"m.halt_if({condition}, {at})")
+            check = " ".join(operation.note.split())[:80]
+            effects.append(f"m.halt_if({condition}, {at}, {check!r})")
             return
         effect = self._effect(operation, at, offset)
         if operation.predicate is None or opcode in ("sbr.rel", "sst"):

@@ -1,5 +1,6 @@
 """Executes a kernel's schedule, bundle by bundle, and says what it cost."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def simulate(
     runs = []
     for core_id in range(core.cores_per_device if shared else 1):
         machine = Machine(core, core_id, arrays, smem_words)
-        runs.append((machine, _run(blocks, machine, kernel.op)))
+        runs.append((machine, _run(blocks, machine, listing)))
         machine.finish()
     machine, counts = max(runs, key=lambda run: run[0].time)
     executions = np.zeros(len(listing.bundles), np.int64)
@@ -158,7 +159,7 @@ def _sum(counts: Iterable[dict[str, int]]) -> dict[str, int]:
     return total
 
 
-def _run(blocks: dict[int, Block], machine: Machine, op: str) -> dict[int, int]:
+def _run(blocks: dict[int, Block], machine: Machine, listing: Listing) -> dict[int, int]:
     registers: dict[str, object] = {
         name: Unknown(f"register {name}, which nothing has written") for name in REGISTERS
     }
@@ -181,8 +182,23 @@ def _run(blocks: dict[int, Block], machine: Machine, op: str) -> dict[int, int]:
                     f"no end after {since} blocks; a loop of the kernel does not seem to end"
                 )
     except EstimateError as error:
-        raise type(error)(f"{op}, block at bundle {previous:#x}: {error}") from error
+        where = f"{listing.op}, block at bundle {previous:#x}"
+        if source := _source(listing, previous, str(error)):
+            where += f" (near {source})"
+        raise type(error)(f"{where}: {error}") from error
     return counts
+
+
+def _source(listing: Listing, block: int, error: str) -> str | None:
+    """The line of the kernel's source behind an error: of the bundle it names, or what follows."""
+    named = re.findall(r"at bundle (0x[0-9a-f]+)", error)
+    at = int(named[-1], 16) if named else block
+    for bundle in (*listing.bundles[at:], *reversed(listing.bundles[:at])):
+        for operation in bundle.operations:
+            if operation.source is not None:
+                file, line = operation.source
+                return f"{os.path.basename(file)}:{line}"
+    return None
 
 
 _SHAPE = re.compile(r"\[shape: ([a-z]+)(\d*)\S*?\[([\d,]*)\]")

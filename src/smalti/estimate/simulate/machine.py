@@ -174,12 +174,13 @@ class Machine:
                 self.timeline.append(Wait(address, now, until - now))
         return until - now
 
-    def halt_if(self, condition, address):
+    def halt_if(self, condition, address, check):
         """A check of the compiler's. One on a value that is not known is taken to pass."""
         if isinstance(condition, Unknown) or not condition:
             return
         raise SimulationFailed(
-            f"the kernel halts at bundle {address:#x}: a bounds check of the compiler's failed"
+            f"the kernel halts at bundle {address:#x}, where a check of the compiler's fails: "
+            + (check or "it does not say of what")
         )
 
     def finish(self):
