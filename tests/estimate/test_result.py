@@ -72,7 +72,7 @@ def test_kernels_alike_are_simulated_once_and_count_as_often_as_they_run():
 
 def test_an_operand_that_the_program_computes_is_stated():
     parameter = program(table=PARAMETER)
-    with pytest.raises(EstimateError, match="an operand whose value is not stated"):
+    with pytest.raises(EstimateError, match="operand 0, whose value is not stated"):
         estimate(parameter)
     given = np.array([1, 0, 0, 0, 0, 0, 0, 0], np.int32)
     found = estimate(parameter, operands={"function.0": {0: given}})

@@ -15,6 +15,7 @@ from smalti.cli.options import (
     Source,
     Verbose,
     numbers_by_name,
+    operands_by_kernel,
     split_flags,
 )
 
@@ -44,6 +45,14 @@ def fn(
         list[str] | None,
         typer.Option(metavar="conditional.1=0", help="Which branch of a conditional is taken."),
     ] = None,
+    operand: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="kernel.1:0=0,1,2|FILE.npy",
+            help="Values of a kernel's operand that decide its control flow, where the program "
+            "computes them: whole numbers (int32), or a file of NumPy's.",
+        ),
+    ] = None,
     overlap: Annotated[
         str, typer.Option(help="What asynchronous copies overlap with: full or none.")
     ] = "full",
@@ -72,6 +81,7 @@ def fn(
     find_target(chip, topology)
     counts = numbers_by_name("--trip-count", trip_count or ())
     branches = numbers_by_name("--branch", branch or ())
+    operands = operands_by_kernel(operand or ())
     if overlap not in ("full", "none"):
         raise ValueError(f"--overlap {overlap!r} is neither full nor none")
     if longest is not None and longest < 1:
@@ -91,14 +101,14 @@ def fn(
         details = traceback.format_exc()
         raise Failed(f"{function}: {type(error).__name__}: {first}", details=details) from error
     try:
-        result = estimate(program, overlap=overlap, trip_counts=counts, branches=branches)
+        result = estimate(
+            program, overlap=overlap, trip_counts=counts, branches=branches, operands=operands
+        )
     except Unstated as error:
-        if " State it: " not in str(error):
-            raise
-        raise Unstated(
-            f"{error} (here: --trip-count NAME=NUMBER for a loop, --branch NAME=NUMBER for a "
-            "conditional)"
-        ) from error
+        how = "--operand KERNEL:NUMBER=VALUES"
+        if " State it: " in str(error):
+            how = "--trip-count NAME=NUMBER for a loop, --branch NAME=NUMBER for a conditional"
+        raise Unstated(f"{error} (here: {how})") from error
     record = fn_record(function, loaded.spelled, entry(result, label=trust(chip).label))
     output.write(record, json, chart)
     if json != output.STDOUT:

@@ -236,6 +236,9 @@ def _place(listing: Listing, operands: Sequence[np.ndarray | None]):
     for unknown, index, array in sorted(addressed, key=lambda place: place[:2]):
         base += 1 << 10
         values[index] = base
+        arrays[base] = arrays[base << 4] = Unknown(
+            f"a word copied into SMEM from operand {index}, whose value is not stated"
+        )
         if not unknown:
             arrays[base] = arrays[base << 4] = array
             base += array.nbytes // 4

@@ -140,11 +140,13 @@ class Machine:
         if size > SMEM_LIMIT_BYTES:
             raise SimulationFailed(f"a copy of {size} bytes into SMEM, which holds less")
         words: list = []
-        why = "a word copied into SMEM from an operand whose value is not stated"
-        if not isinstance(source, Unknown) and source in self._operands:
-            words = self._smem_of(self._operands[source])
-            why = "a word copied into SMEM from behind the values of an operand"
-        unknown = Unknown(why)
+        unknown = Unknown("a word copied into SMEM from an operand whose value is not stated")
+        found = None if isinstance(source, Unknown) else self._operands.get(source)
+        if isinstance(found, Unknown):
+            unknown = found
+        elif found is not None:
+            words = self._smem_of(found)
+            unknown = Unknown("a word copied into SMEM from behind the values of an operand")
         for i in range(size // 4):
             word = words[i] if i < len(words) else None
             self.memory[destination + i] = unknown if word is None else word
