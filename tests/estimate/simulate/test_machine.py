@@ -179,7 +179,7 @@ def test_an_operand_reaches_smem():
     ("source", "why"),
     [
         ("%s1_s1", "a word copied into SMEM from operand 1, whose value is not stated"),
-        ("%s7_s7", "a word copied into SMEM from operand 1, whose value is not stated"),
+        ("%s7_s7", "a word copied into SMEM from an operand whose value is not stated"),
     ],
 )
 def test_words_that_are_not_stated(source, why):
