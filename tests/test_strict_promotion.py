@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-import smalti
 from smalti import masks
+from tests.support.calls import IMPLEMENTATIONS, Refused, call
 
 B, S, HQ, HKV, D = 2, 40, 4, 2, 8
 
@@ -42,17 +42,18 @@ ARGUMENTS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("implementation", ["reference", "blockwise"])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_attention_and_its_gradients(implementation, dtype):
     q = jax.random.normal(jax.random.key(0), (B, S, HQ, D)).astype(dtype)
     k, v = jax.random.normal(jax.random.key(1), (2, B, S, HKV, D)).astype(dtype)
     for name, arguments in ARGUMENTS.items():
 
         def loss(q, k, v, arguments=arguments):
-            out, lse = smalti.attention(
-                q, k, v, implementation=implementation, return_lse=True, **arguments()
-            )
+            out, lse = call(q, k, v, implementation=implementation, return_lse=True, **arguments())
             return jnp.sum(out.astype("float32")) + jnp.sum(jnp.where(lse > -1e9, lse, 0.0))
 
-        gradients = jax.eval_shape(jax.grad(loss, argnums=(0, 1, 2)), q, k, v)
+        try:
+            gradients = jax.eval_shape(jax.grad(loss, argnums=(0, 1, 2)), q, k, v)
+        except Refused:
+            continue
         assert [x.dtype for x in gradients] == [dtype] * 3, name

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jax import lax
+
+from smalti.chips import find_chip
 
 
 def target_platform() -> str:
@@ -18,3 +21,23 @@ def float32_precision() -> lax.Precision | None:
     (None: what JAX reads from there)."""
     chosen = getattr(jax.config, "jax_default_matmul_precision", None)
     return None if chosen is not None else lax.Precision.HIGHEST
+
+
+def kernel_precision(dtype) -> lax.Precision:
+    """For a TPU kernel's products. What its compiler does not know, it does more precisely; and
+    bfloat16 has one way, whatever the user chose for float32."""
+    chosen = getattr(jax.config, "jax_default_matmul_precision", None)
+    low = chosen in ("default", "fastest", "bfloat16")
+    return lax.Precision.DEFAULT if low or dtype != jnp.float32 else lax.Precision.HIGHEST
+
+
+def target_chip() -> str | None:
+    """The chip's short name ("v6e"), from the mesh in context or the default backend; None where it
+    is no TPU that is known."""
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if device is None:
+        if jax.default_backend() != "tpu":
+            return None
+        device = jax.devices()[0]
+    chip = find_chip(device.device_kind)
+    return None if chip is None else chip.name.removeprefix("TPU ")

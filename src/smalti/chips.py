@@ -70,8 +70,11 @@ class TensorCore:
     branch_delay_slots: int
     packs_empty_slots: bool  # writes one bundle for several empty slots
     mxu_rows_per_cycle: int  # of a product's left operand, in each MXU
+    mxus: int
+    mxu_side: int  # of the square of weights that it holds
     mxu_doubles: tuple[str, ...] = ()  # types that it multiplies at twice that rate
     cores_per_device: int = 1  # that share a kernel and the HBM
+    address_bytes: int = 32  # the unit of an address in HBM
     mxu_push_share: float = 0.34  # of a product's rows' time, what a weight's rows take
     dma_latency_s: float = 530e-9  # from a copy's last byte in HBM's pipe to its sync flag
 
@@ -99,10 +102,13 @@ TENSOR_CORE_SOURCES = {
     "peak rate implies the same on v4 to v6e, but 2.2 GHz on v7x",
     "hbm_bytes_per_s": _PEAK,
     "granule_bytes": _DUMPS + ": copies of blocks of known size",
+    "address_bytes": _DUMPS + ": how far apart the blocks of an array are",
     "branch_delay_slots": _DUMPS + ": where regions end behind branches",
     "packs_empty_slots": _DUMPS,
     "mxu_rows_per_cycle": _PEAK + ": bf16 FLOP/s over clock and MXUs; 1 of 128² on v4, v5e and "
     "v5p, 2 of 256² on v6e and v7x",
+    "mxus": "jax/_src/tpu_info.py (jax 0.10.2), and the MXUs that the bundles name",
+    "mxu_side": "the same",
     "mxu_doubles": _PEAK + ": int8 on v5e, v5p and v6e and float8 on v7x have twice bf16's peak; "
     "no published time of such a kernel is known",
     "cores_per_device": "libtpu's ahead-of-time devices",
@@ -114,10 +120,20 @@ _INT8 = ("s8", "u8")
 TENSOR_CORES = {
     core.chip: core
     for core in (
-        TensorCore("v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 512, 1, False, 1),
-        TensorCore("v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1, _INT8),
-        TensorCore("v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1, _INT8, 2),
-        TensorCore("v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2, _INT8),
-        TensorCore("v7x", "TPU7x", "tpu7x:2x2x1", 1.9e9, 7.40e12 / 2, 32, 6, True, 2, ("f8",)),
+        TensorCore(
+            "v4", "TPU v4", "v4:2x2x1", 1.05e9, 1.23e12 / 2, 512, 1, False, 1, 4, 128, (), 1, 512
+        ),
+        TensorCore(
+            "v5e", "TPU v5 lite", "v5e:2x2", 1.5e9, 8.20e11, 32, 4, False, 1, 4, 128, _INT8, 1, 512
+        ),
+        TensorCore(
+            "v5p", "TPU v5", "v5p:2x2x1", 1.75e9, 2.46e12 / 2, 32, 4, False, 1, 4, 128, _INT8, 2
+        ),
+        TensorCore(
+            "v6e", "TPU v6 lite", "v6e:2x2", 1.75e9, 1.64e12, 32, 4, False, 2, 2, 256, _INT8
+        ),
+        TensorCore(
+            "v7x", "TPU7x", "tpu7x:2x2x1", 1.9e9, 7.40e12 / 2, 32, 6, True, 2, 2, 256, ("f8",)
+        ),
     )
 }

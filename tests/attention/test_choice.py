@@ -32,7 +32,25 @@ def test_arrays_and_shapes_are_checked_alike():
     ("arguments", "error", "text"),
     [
         ({"implementation": "palas"}, ValueError, "Did you mean 'pallas'"),
-        ({"implementation": "pallas"}, NotImplementedError, "not part of this version"),
+        (
+            {"implementation": "pallas"},
+            NotImplementedError,
+            r"implementation='pallas': .* this is a cpu. Pass interpret=True",
+        ),
+        (
+            {"implementation": "pallas", "interpret": True, "mask": lambda b, h, i, j: i > j},
+            NotImplementedError,
+            r"implementation='pallas': mask .*: these kernels take the masks of smalti.masks",
+        ),
+        (
+            {
+                "implementation": "pallas",
+                "interpret": True,
+                "block_sizes": smalti.BlockSizes(128, 100),
+            },
+            ValueError,
+            "BlockSizes.block_kv: got 100; .* multiples of 128.* The nearest is 128",
+        ),
         ({"interpret": True}, ValueError, "applies to 'pallas' only"),
         (
             {"implementation": "reference", "block_sizes": smalti.BlockSizes(8, 8)},

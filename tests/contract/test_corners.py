@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from smalti import masks
+from smalti.attention.tpu.scores import LN_2, LOWEST
 from tests.support.budgets import judge
 from tests.support.calls import call, check, program, run
 from tests.support.cases import hidden_by_log, per_head
@@ -58,6 +59,21 @@ def test_hidden_keys_reach_nothing(implementation, how):
         same(attend(poisoned(inputs, keys=np.flatnonzero(hidden), value=value)), want)
     for name in ("dk", "dv"):
         assert not want[name][:, hidden].any(), f"{name} of hidden keys is not 0"
+
+
+@pytest.mark.parametrize("mask", ["causal", "streaming"])
+def test_keys_that_only_queries_past_the_last_would_see(implementation, mask):
+    """A kernel that computes whole tiles has such queries."""
+    make = {
+        "causal": masks.causal,
+        "streaming": lambda **i: masks.streaming(sinks=2, window=5, **i),
+    }
+    inputs = draw(SIZES)
+    attend = program(implementation=implementation, mask=make[mask](offset=0), softcap=3.0)
+    want = attend(inputs)
+    same(attend(poisoned(inputs, keys=range(21, 140))), want)
+    for name in ("dk", "dv"):
+        assert not want[name][:, 21:].any()
 
 
 @pytest.mark.parametrize("how", ["softcapped score_mod", "score_mod", "bias"])
@@ -146,6 +162,18 @@ def test_first_visited_keys_are_hidden_in_some_rows(implementation):
     check(implementation, draw(sizes), mask=visible)
 
 
+def test_values_that_are_large_do_not_add_up_before_a_key_is_seen(implementation):
+    """Hidden keys that weigh 1 until a visible one comes: finite values become ∞, and ∞ · 0 NaN."""
+    sizes = Sizes(B=1, Sq=300, Sk=300, Hq=1, Hkv=1, D=8, Dv=8)
+    inputs = draw(sizes)
+    v = np.full_like(inputs.v, 1e37)
+    out = call(
+        inputs.q, inputs.k, v, mask=masks.local(3, -1), scale=1e-3, implementation=implementation
+    )
+    np.testing.assert_allclose(out[:, 1:], v[:, 1:], rtol=1e-5)
+    assert not out[:, 0].any()
+
+
 def test_non_finite_cotangent_of_one_row_stays_in_it(implementation):
     """What an infinite cotangent spoils are the row's own gradients, not those of other keys."""
     inputs = draw(SIZES)
@@ -189,3 +217,27 @@ def test_a_loss_that_takes_exp_of_lse_of_empty_rows(implementation):
     assert not dq[:, :6].any()
     assert np.isfinite(dq).all()
     assert dq[:, 6:8].any()
+
+
+@pytest.mark.parametrize("low", [-1e4, -1e9, -1e30, float(np.finfo(np.float32).min)])
+def test_rows_with_a_very_low_bias_do_no_harm(implementation, low):
+    """As padding is often written. Scores are then rounded to multiples of what they differ by: the
+    weights are some mean's, and a row whose cotangent is 0 adds nothing to any gradient."""
+    padded = np.arange(SIZES.Sq) % 3 == 0
+    bias = np.where(padded, np.float32(low), 0)[None, None, :, None]
+    inputs = draw(SIZES)
+    inputs.dout[:, padded], inputs.dlse[:, :, padded] = 0, 0
+    got = run(inputs, implementation=implementation, bias=bias)
+    want = run(inputs, implementation=implementation, bias=np.zeros_like(bias))
+    for name, x in got.items():
+        assert np.isfinite(x).all(), name
+    for name in ("dq", "dk", "dv"):
+        np.testing.assert_allclose(got[name], want[name], atol=1e-6, err_msg=name)
+    np.testing.assert_allclose(got["out"][:, ~padded], want["out"][:, ~padded], atol=1e-6)
+    out, v = got["out"][:, padded], inputs.v.repeat(2, 2)
+    assert (out <= v.max(1, keepdims=True) + 1e-5).all()
+    assert (out >= v.min(1, keepdims=True) - 1e-5).all()
+    expected = low + want["lse"][:, :, padded].astype(np.float64)
+    if implementation == "pallas":  # works in base 2, where float32 ends at 0.69 of its natural end
+        expected = np.maximum(expected, LOWEST * LN_2)
+    np.testing.assert_allclose(got["lse"][:, :, padded], expected, rtol=1e-6)

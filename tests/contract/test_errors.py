@@ -127,6 +127,12 @@ CASES = {
     "scale as text": (TypeError, {"scale": "1"}, ["scale: got '1'"]),
     "scale not finite": (ValueError, {"scale": float("nan")}, ["scale: got nan", "finite"]),
     "softcap of 0": (ValueError, {"softcap": 0.0}, ["softcap: got 0.0", "positive"]),
+    "softcap beyond float32": (ValueError, {"softcap": 3e38}, ["softcap: got 3e+38", "1e38"]),
+    "interpret as text": (
+        ValueError,
+        {"implementation": "pallas", "interpret": "yes"},
+        ["interpret: got 'yes'", "InterpretParams"],
+    ),
     "softcap below 0": (ValueError, {"softcap": -2.0}, ["softcap: got -2.0", "positive"]),
     "sinks as a count": (ValueError, {"sinks": 4}, ["sinks: got int", "masks.streaming(sinks=…)"]),
     "sinks of key heads": (

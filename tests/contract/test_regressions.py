@@ -7,6 +7,7 @@ import pytest
 
 import smalti
 from smalti import masks
+from tests.support.calls import call
 from tests.support.inputs import Sizes, draw
 
 SIZES = Sizes(B=2, Sq=8, Sk=8, Hq=4, Hkv=2, D=4, Dv=3)
@@ -22,8 +23,8 @@ def test_softcap_does_not_show_what_score_mod_hides(implementation):
         return jnp.where(kv_idx <= q_idx, score, -jnp.inf)
 
     arguments = {"softcap": 2.0, "implementation": implementation, "return_lse": True}
-    got = smalti.attention(*inputs(), score_mod=causal, **arguments)
-    expected = smalti.attention(*inputs(), mask=masks.causal(), **arguments)
+    got = call(*inputs(), score_mod=causal, **arguments)
+    expected = call(*inputs(), mask=masks.causal(), **arguments)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
 
@@ -33,7 +34,7 @@ def test_keys_that_score_mod_hides_may_be_nan(implementation):
     table = jnp.where(jnp.arange(8) >= 6, -jnp.inf, 0.0)
 
     def loss(q, k, v):
-        return smalti.attention(
+        return call(
             q,
             k,
             v,
@@ -49,7 +50,7 @@ def test_keys_that_score_mod_hides_may_be_nan(implementation):
 
 def test_a_visible_key_that_is_not_finite_is_not_dropped(implementation):
     q, k, v = inputs()
-    out = smalti.attention(
+    out = call(
         q,
         k.at[0, 3].set(jnp.inf),
         v,
@@ -62,31 +63,33 @@ def test_a_visible_key_that_is_not_finite_is_not_dropped(implementation):
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (1, 4), (4, 8)])
 def test_a_block_mask_of_other_batch_and_heads(implementation, batch, heads):
     block_mask = masks.build_block_mask(masks.causal(), batch, heads, 8, 8, 4, 4)
-    got = smalti.attention(*inputs(), mask=block_mask, implementation=implementation)
-    expected = smalti.attention(*inputs(), mask=masks.causal(), implementation=implementation)
+    got = call(*inputs(), mask=block_mask, implementation=implementation)
+    expected = call(*inputs(), mask=masks.causal(), implementation=implementation)
     np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-6)
 
 
+LARGE = [
+    (lambda: masks.local(0, 2**31 - 1), lambda: masks.local(0, 100)),
+    (lambda: masks.streaming(sinks=2, window=10**10), masks.causal),
+    (lambda: masks.causal(2**31 - 1), masks.full),
+    (lambda: masks.causal(2**40), masks.full),
+    (lambda: masks.sliding_window(2**40), masks.causal),
+    (lambda: masks.sliding_window(2**31 - 1, offset=-6), lambda: masks.causal(offset=-6)),
+    (lambda: masks.lengths(kv=np.array([2**32 + 3] * 2)), masks.full),
+    (lambda: masks.prefix_lm(2**40), masks.full),
+]
+
+
 @pytest.mark.parametrize(
-    ("large", "same"),
+    ("implementation", "large", "same"),
     [
-        (lambda: masks.local(0, 2**31 - 1), lambda: masks.local(0, 100)),
-        (lambda: masks.causal(2**31 - 1), masks.full),
-        (lambda: masks.causal(2**40), masks.full),
-        (lambda: masks.sliding_window(2**40), masks.causal),
-        (
-            lambda: masks.sliding_window(2**31 - 1, offset=-6),
-            lambda: masks.causal(offset=-6),
-        ),
-        (lambda: masks.streaming(sinks=2, window=10**10), masks.causal),
-        (lambda: masks.lengths(kv=np.array([2**32 + 3] * 2)), masks.full),
-        (lambda: masks.prefix_lm(2**40), masks.full),
+        *((name, *pair) for name in ("reference", "blockwise") for pair in LARGE),
+        *(("pallas", *pair) for pair in LARGE[:2]),  # one for each way that it looks at masks
     ],
 )
 def test_sizes_beyond_int32_mean_everything(implementation, large, same):
     got, expected = (
-        smalti.attention(*inputs(), mask=mask(), implementation=implementation)
-        for mask in (large, same)
+        call(*inputs(), mask=mask(), implementation=implementation) for mask in (large, same)
     )
     np.testing.assert_array_equal(got, expected)
 
@@ -106,9 +109,7 @@ def test_an_empty_row_passes_nothing_on_to_its_sink(implementation):
     q, k, v = inputs()
 
     def out(sinks):
-        return smalti.attention(
-            q, k, v, mask=masks.lengths(q=5), sinks=sinks, implementation=implementation
-        )
+        return call(q, k, v, mask=masks.lengths(q=5), sinks=sinks, implementation=implementation)
 
     dout = jnp.ones((2, 8, 4, 3)).at[:, 5:].set(jnp.nan)
     (dsinks,) = jax.vjp(out, jnp.arange(4.0))[1](dout)
@@ -120,7 +121,7 @@ def test_with_x64_enabled(implementation):
     table = jnp.linspace(0, 1, 8)
 
     def loss(q, k, v, table):
-        out, lse = smalti.attention(
+        out, lse = call(
             q,
             k,
             v,

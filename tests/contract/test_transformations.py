@@ -1,5 +1,6 @@
 """Under jit, grad, vmap, checkpoint, scan and shard_map, with traced arguments, twice derived."""
 
+import functools
 import os
 import subprocess
 import sys
@@ -10,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import smalti
 from smalti import masks
-from tests.support.calls import call
+from tests.support.calls import call, compiler_options
 from tests.support.cases import per_head
 from tests.support.inputs import Sizes, draw, normal
 
@@ -48,27 +48,34 @@ def loss_of(implementation, **arguments):
     return loss
 
 
-def arrays(**more) -> dict:
+def arrays(implementation, **more) -> dict:
     inputs = draw(SIZES)
-    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v, "weight": normal(4, seed="weight")}
+    arrays = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+    if implementation != "pallas":
+        arrays["weight"] = normal(4, seed="weight")
     return jax.tree.map(jnp.asarray, {**arrays, "bias": normal(1, 4, 40, 40, seed="bias"), **more})
 
 
 def tokens() -> dict:
-    return {name: x for name, x in arrays().items() if name in "qkv"}
+    return {name: x for name, x in arrays("pallas").items() if name in "qkv"}
+
+
+def jit(implementation):
+    return functools.partial(jax.jit, compiler_options=compiler_options(implementation))
 
 
 def test_grad_jit_checkpoint(implementation):
-    loss, point = loss_of(implementation, mask=masks.causal(), softcap=3.0), arrays()
-    want = jax.jit(jax.value_and_grad(loss))(point)
-    close(jax.jit(jax.value_and_grad(jax.checkpoint(loss)))(point), want)
+    loss, point = loss_of(implementation, mask=masks.causal(), softcap=3.0), arrays(implementation)
+    want = jit(implementation)(jax.value_and_grad(loss))(point)
+    close(jit(implementation)(jax.value_and_grad(jax.checkpoint(loss)))(point), want)
     close(loss(point), want[0])
 
 
 def test_finite_differences(implementation):
-    loss = jax.jit(loss_of(implementation, mask=masks.causal(offset=-2), softcap=3.0))
-    point = arrays(sinks=normal(4))
-    grads = jax.jit(jax.grad(loss))(point)
+    function = loss_of(implementation, mask=masks.causal(offset=-2), softcap=3.0)
+    loss, gradient = jit(implementation)(function), jit(implementation)(jax.grad(function))
+    point = arrays(implementation, sinks=normal(4))
+    grads = gradient(point)
     for name, x in point.items():
         direction = normal(*x.shape, seed=name) / np.sqrt(x.size)
         step = lambda t, name=name, x=x, d=direction: loss({**point, name: x + t * d})  # noqa: E731
@@ -76,10 +83,21 @@ def test_finite_differences(implementation):
         np.testing.assert_allclose(jnp.sum(grads[name] * direction), slope, rtol=2e-2, atol=2e-3)
 
 
-@pytest.mark.parametrize("axes", [0, {"q": 0, "k": None, "v": 0, "weight": None, "bias": 0}])
+# Of these arrays by name, or of all.
+AXES = [{"q": 0, "k": None, "v": 0, "weight": None, "bias": 0}, 0]
+
+
+@pytest.mark.parametrize(
+    ("implementation", "axes"),
+    [
+        *((name, axes) for name in ("reference", "blockwise") for axes in AXES),
+        ("pallas", AXES[0]),
+    ],
+)
 def test_vmap(implementation, axes):
-    more = [arrays(), jax.tree.map(lambda x: x[..., ::-1] * 0.9, arrays())]
-    axes = axes if isinstance(axes, dict) else dict.fromkeys(more[0], 0)
+    first = arrays(implementation)
+    more = [first, jax.tree.map(lambda x: x[..., ::-1] * 0.9, first)]
+    axes = {name: axes[name] if isinstance(axes, dict) else axes for name in first}
     points = [
         {name: (point if axes[name] == 0 else more[0])[name] for name in point} for point in more
     ]
@@ -88,8 +106,8 @@ def test_vmap(implementation, axes):
         for name in axes
     }
     both = jax.value_and_grad(loss_of(implementation, mask=masks.causal() & masks.document(IDS)))
-    got = jax.jit(jax.vmap(both, in_axes=(axes,)))(stacked)
-    both = jax.jit(both)
+    got = jit(implementation)(jax.vmap(both, in_axes=(axes,)))(stacked)
+    both = jit(implementation)(both)
     for i, point in enumerate(points):
         close(jax.tree.map(lambda x, i=i: x[i], got), both(point))
 
@@ -102,19 +120,19 @@ def test_vmap_over_what_masks_capture(implementation):
         loss = loss_of(implementation, mask=masks.lengths(kv=length), segment_ids=ids)
         return jax.value_and_grad(loss)(tokens())
 
-    got = jax.jit(jax.vmap(both))(ids, lengths)
-    both = jax.jit(both)
+    got = jit(implementation)(jax.vmap(both))(ids, lengths)
+    both = jit(implementation)(both)
     for i in range(2):
         close(jax.tree.map(lambda x, i=i: x[i], got), both(ids[i], lengths[i]))
 
 
 def test_scan_over_layers(implementation):
     loss = loss_of(implementation, mask=masks.causal())
-    weights = normal(3, 4, seed="layers")
-    point = arrays()
+    weights = normal(2, 4, seed="layers")
+    point = tokens()
 
     def layer(carry, weight):
-        out = loss({**point, "q": point["q"] * carry, "weight": weight})
+        out = loss({**point, "q": point["q"] * carry, "sinks": weight})
         return jnp.tanh(out), None
 
     def scanned(weights):
@@ -126,7 +144,8 @@ def test_scan_over_layers(implementation):
             carry, _ = layer(carry, weight)
         return carry
 
-    close(jax.jit(jax.grad(scanned))(weights), jax.grad(unrolled)(weights), tolerance=1e-4)
+    got, want = (jit(implementation)(jax.grad(f))(weights) for f in (scanned, unrolled))
+    close(got, want, tolerance=1e-4)
 
 
 def _offset_each(offset):
@@ -161,7 +180,7 @@ def test_traced_masks_do_not_recompile(implementation, name):
     make, *values = TRACED[name]
     traces = []
 
-    @jax.jit
+    @jit(implementation)
     def traced(arrays, value):
         traces.append(None)
         return jax.value_and_grad(loss_of(implementation, **make(value)))(arrays)
@@ -176,7 +195,7 @@ def test_traced_masks_do_not_recompile(implementation, name):
 def test_forward_mode_and_second_derivatives(implementation):
     """Right, or refused clearly."""
     loss = loss_of(implementation, mask=masks.causal(offset=-3), softcap=3.0)
-    point = arrays(sinks=normal(4))
+    point = arrays(implementation, sinks=normal(4))
     tangents = jax.tree.map(lambda x: jnp.ones_like(x) * 0.1, point)
 
     def total(point):
@@ -185,21 +204,21 @@ def test_forward_mode_and_second_derivatives(implementation):
         return sum(jnp.sum(g * normal(*g.shape, seed=f"to {n}")) for n, g in grads.items()) / 20
 
     def derivative():
-        return jax.jit(lambda p, t: jax.jvp(loss, (p,), (t,))[1])(point, tangents)
+        return jit(implementation)(lambda p, t: jax.jvp(loss, (p,), (t,))[1])(point, tangents)
 
     def hessian_product():
-        return jax.jit(jax.grad(total))(point)
+        return jit(implementation)(jax.grad(total))(point)
 
-    if implementation == "blockwise":
+    if implementation != "reference":
         with pytest.raises(TypeError, match="forward-mode"):
             derivative()
         with pytest.raises(NotImplementedError, match="implementation='reference'"):
             hessian_product()
         return
-    grads = jax.jit(jax.grad(loss))(point)
+    grads = jit(implementation)(jax.grad(loss))(point)
     want = sum(jnp.sum(grads[name] * tangents[name]) for name in grads)
     np.testing.assert_allclose(derivative(), want, rtol=1e-4)
-    hvp, total = hessian_product(), jax.jit(total)
+    hvp, total = hessian_product(), jit(implementation)(total)
     for name, x in point.items():
         direction = normal(*x.shape, seed=name) / np.sqrt(x.size)
         ahead, behind = ({**point, name: x + t * direction} for t in (0.02, -0.02))
@@ -209,7 +228,7 @@ def test_forward_mode_and_second_derivatives(implementation):
 
 def test_arguments_may_be_numpy_arrays(implementation):
     inputs = draw(SIZES)
-    out = smalti.attention(inputs.q, inputs.k, inputs.v, implementation=implementation)
+    out = call(inputs.q, inputs.k, inputs.v, implementation=implementation)
     assert isinstance(out, jax.Array)
 
 
@@ -222,7 +241,7 @@ def test_shard_map_with_its_default_checks():
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

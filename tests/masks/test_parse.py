@@ -79,9 +79,12 @@ def test_what_a_mask_prints_can_be_read(mask):
         ("sliding_window(1 + 2)", "'1 + 2' is not a whole number."),
         ("sliding_window(n)", "'n' is not a whole number."),
         ("sliding_window(*[3])", "'*[3]' is not a whole number."),
-        ("sliding_window()", "missing 1 required positional argument: 'window'"),
-        ("streaming(4, 512)", "mask 'streaming(4, 512)': streaming() takes 0 positional arg"),
-        ("streaming(sink=4, window=9)", "unexpected keyword argument 'sink'"),
+        ("sliding_window()", "write sliding_window(window=…, offset=…)."),
+        (
+            "streaming(4, 512)",
+            "mask 'streaming(4, 512)': write streaming(sinks=…, window=…, offset=…).",
+        ),
+        ("streaming(sink=4, window=9)", "offset=…); did you mean 'sinks'?"),
         ("lengths()", "mask 'lengths()': lengths: give q=, kv= or both"),
     ],
 )

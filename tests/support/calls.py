@@ -5,20 +5,70 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import smalti
+from smalti import BlockSizes
+from smalti.masks import BlockMask, Mask, catalogue, mask_mod
 from tests.support.budgets import judge
 from tests.support.inputs import Inputs
 
 # Every implementation obeys the whole contract; to test another one, add its name.
-IMPLEMENTATIONS = ["reference", "blockwise"]
+IMPLEMENTATIONS = ["reference", "blockwise", "pallas"]
+# Several tiles, where an implementation would take one for sequences as short as these.
+TILES = {"pallas": BlockSizes(128, 128)}
+
+
+def compiler_options(implementation) -> dict | None:
+    """For `jax.jit`: an interpreted kernel takes long to compile, and runs but once."""
+    return {"xla_backend_optimization_level": 0} if implementation == "pallas" else None
+
+
+class Refused(Exception):
+    """An implementation refused what it cannot do, and its message names it."""
 
 
 def call(q, k, v, *, score_mod=None, captured=(), **arguments):
     """`smalti.attention`, with a ``score_mod`` that takes its arrays as further arguments."""
     if score_mod is not None:
         arguments["score_mod"] = lambda *scalars: score_mod(*scalars, *captured)
-    return smalti.attention(q, k, v, **arguments)
+    if arguments.get("implementation") != "pallas":
+        return smalti.attention(q, k, v, **arguments)
+    arguments = {"interpret": True, **arguments}
+    if arguments.get("block_sizes") is None:
+        arguments["block_sizes"] = TILES["pallas"]
+    if features := refused_by_pallas(q, **arguments):
+        message = f"implementation='pallas': .*({'|'.join(features)})"
+        with pytest.raises(NotImplementedError, match=message):
+            smalti.attention(q, k, v, **arguments)
+        raise Refused(features)
+
+    def attend(q, k, v):
+        return smalti.attention(q, k, v, **arguments)
+
+    leaves = jax.tree.leaves((q, k, v, arguments))
+    if not any(isinstance(x, jax.core.Tracer) for x in leaves):
+        attend = jax.jit(attend, compiler_options=compiler_options("pallas"))
+    return attend(q, k, v)
+
+
+def refused_by_pallas(q, *, mask=None, score_mod=None, **arguments) -> list[str]:
+    """What of a call the kernels cannot do yet, each as the message names it."""
+    features = ["float16"] if q.dtype == jnp.float16 else []
+    features += [] if score_mod is None else ["score_mod"]
+    if isinstance(mask, BlockMask):
+        features.append("BlockMask")
+    elif not _in_catalogue(mask):
+        features.append("mask ")
+    return features
+
+
+def _in_catalogue(mask) -> bool:
+    if isinstance(mask, (mask_mod.And, mask_mod.Or)):
+        return _in_catalogue(mask.left) and _in_catalogue(mask.right)
+    if isinstance(mask, mask_mod.Not):
+        return _in_catalogue(mask.inner)
+    return mask is None or (isinstance(mask, Mask) and type(mask).__module__ == catalogue.__name__)
 
 
 def program(*, bias=None, sinks=None, captured=(), **arguments):
@@ -32,10 +82,12 @@ def program(*, bias=None, sinks=None, captured=(), **arguments):
             q, k, v, bias=bias, sinks=sinks, captured=captured, return_lse=True, **arguments
         )
 
-    @jax.jit
-    def compiled(primals, cotangents):
+    def both(primals, cotangents):
         results, pull = jax.vjp(forward, *primals)
         return results, pull(cotangents)
+
+    options = compiler_options(arguments.get("implementation"))
+    compiled = jax.jit(both, compiler_options=options)
 
     def tensors(inputs: Inputs) -> dict:
         primals = (inputs.q, inputs.k, inputs.v, bias, sinks, captured)
@@ -57,8 +109,11 @@ def run(inputs: Inputs, **arguments) -> dict:
     return program(**arguments)(inputs)
 
 
-def check(implementation: str, inputs: Inputs, *, block_sizes=None, **arguments) -> dict:
+def check(
+    implementation: str, inputs: Inputs, *, block_sizes=None, interpret=None, **arguments
+) -> dict:
     """All tensors of a call against the oracle, within their budgets; returns them."""
-    got = run(inputs, implementation=implementation, block_sizes=block_sizes, **arguments)
+    how = {"block_sizes": block_sizes} | ({} if interpret is None else {"interpret": interpret})
+    got = run(inputs, implementation=implementation, **how, **arguments)
     judge(inputs.q, inputs.k, inputs.v, dout=inputs.dout, dlse=inputs.dlse, **arguments).check(got)
     return got

@@ -107,14 +107,18 @@ FEATURES: dict[str, Callable[[Sizes], dict]] = {
         "score_mod": by_key,
         "captured": (normal(s.B, s.Sk, seed="weight"), np.arange(s.Sk, dtype=np.int32) % 3),
     },
-    "all": lambda s: {
+    "all but score_mod": lambda s: {
         "softcap": 4.0,
         "scale": 0.4,
         "sinks": normal(s.Hq, seed="sinks"),
         "bias": normal(1, s.Hq, 1, s.Sk, seed="bias"),
-        **_relative(s),
     },
+    "all": lambda s: FEATURES["all but score_mod"](s) | _relative(s),
 }
+
+
+# What "pallas" takes.
+WITHOUT_SCORE_MOD = ["plain", "softcap, scale", "sinks", "bias", "all but score_mod"]
 
 
 def spread(*lists, times: int) -> Iterator[tuple]:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import jax
 
 from smalti.attention.blockwise import blockwise
-from smalti.attention.choice import Choice, choose
+from smalti.attention.choice import IMPLEMENTATIONS, Choice, choose
 from smalti.attention.reference import reference
-from smalti.attention.validation import canonical, check_block_sizes
+from smalti.attention.tpu.block_sizes import check as check_pallas_block_sizes
+from smalti.attention.tpu.vjp import pallas
+from smalti.attention.tpu.vjp import refusal as pallas_refusal
+from smalti.attention.validation import Canonical, canonical, check_block_sizes, suggest
 from smalti.masks import BlockMask
+from smalti.tpu.launch import check_interpret
 
 
 def attention(
@@ -51,10 +55,14 @@ def attention(
         no value.
       layout: "BSHD" as above, or "BHSD": q ``[B, Hq, Sq, D]`` and so on, the result too.
       return_lse: also return the logarithm of the softmax's denominator, sinks included.
-      implementation: "reference", "blockwise", "pallas", or None to pick by platform
-        (`explain_choice` says which and why). A named one never falls back.
+      implementation: "reference", "blockwise", "pallas", or None to pick: on a TPU "pallas", but
+        "blockwise" for what its kernels do not take yet: a ``score_mod``, float16, a `BlockMask`,
+        a mask that is a function or an array; elsewhere "blockwise". `explain_choice` says which
+        and why. A named one never falls back. "reference" alone has derivatives in forward mode
+        and of second order.
       block_sizes: `BlockSizes`, for implementations with tiles; None picks them.
-      interpret: for "pallas": run the kernel in interpret mode.
+      interpret: for "pallas": True, or a ``pltpu.InterpretParams``, runs the kernels in an
+        interpreter, on any platform and slowly.
 
     Returns:
       ``out [B, Sq, Hq, Dv]`` in q's dtype; with ``return_lse`` the pair ``(out, lse)``, lse
@@ -65,13 +73,15 @@ def attention(
       ValueError, TypeError: an argument is wrong; the message says which and what to do.
       NotImplementedError: a named implementation cannot do what is asked.
 
+    Arrays that are sharded over several TPUs: call it inside of `jax.shard_map` with batch or heads
+    mapped, for XLA cannot partition kernels by itself.
+
     Scores, softmax and sums are float32; float32 products run at highest precision unless
     ``jax.default_matmul_precision`` says otherwise.
     """
     if not isinstance(return_lse, bool):
         raise ValueError(f"return_lse: got {return_lse!r}; it must be True or False.")
-    choice = _choose(implementation, block_sizes, interpret)
-    call = canonical(
+    call, choice = _prepare(
         q,
         k,
         v,
@@ -83,26 +93,37 @@ def attention(
         scale=scale,
         sinks=sinks,
         layout=layout,
+        implementation=implementation,
+        block_sizes=block_sizes,
+        interpret=interpret,
     )
     options = {
-        "score_mod": call.score_mod,
         "bias": call.bias,
         "sinks": call.sinks,
         "scale": call.scale,
         "softcap": call.softcap,
     }
+    arrays = call.q, call.k, call.v
     # A compiled program still says by this name what ran.
     with jax.named_scope(f"smalti.attention[{choice.implementation}]"):
         if choice.implementation == "reference":
             dense = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
-            out, lse = reference(call.q, call.k, call.v, mask=dense, **options)
-        else:
+            out, lse = reference(*arrays, mask=dense, score_mod=call.score_mod, **options)
+        elif choice.implementation == "blockwise":
             out, lse = blockwise(
-                call.q,
-                call.k,
-                call.v,
+                *arrays,
                 mask=call.mask,
+                score_mod=call.score_mod,
                 block_sizes=block_sizes,
+                **options,
+            )
+        else:
+            out, lse = pallas(
+                *arrays,
+                mask=call.mask,
+                layout=layout,
+                block_sizes=block_sizes,
+                interpret=interpret or False,
                 **options,
             )
     if layout == "BSHD":
@@ -117,19 +138,40 @@ def explain_choice(
 
     q, k and v may be `jax.ShapeDtypeStruct`. Raises what `attention` would raise.
     """
-    choice = _choose(implementation, block_sizes, interpret)
     names = ("mask", "score_mod", "bias", "segment_ids", "softcap", "scale", "sinks")
-    arguments = {**dict.fromkeys(names), "layout": "BSHD", **arguments}
+    for name in arguments:
+        try:
+            suggest("explain_choice's argument", name, (*names, "layout", "return_lse"))
+        except ValueError as error:
+            raise TypeError(str(error)) from None
+    options = {"implementation": implementation, "block_sizes": block_sizes, "interpret": interpret}
+    arguments = {**dict.fromkeys(names), "layout": "BSHD", **arguments, **options}
     arguments.pop("return_lse", None)
+    choices = []
 
-    def check(q, k, v):
-        canonical(q, k, v, **arguments)
+    def prepare(q, k, v):
+        choices.append(_prepare(q, k, v, **arguments)[1])
 
     abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in (q, k, v))
-    jax.eval_shape(check, q, k, v) if abstract else check(q, k, v)
-    return choice
+    jax.eval_shape(prepare, q, k, v) if abstract else prepare(q, k, v)
+    return choices[0]
 
 
-def _choose(implementation, block_sizes, interpret) -> Choice:
+def _prepare(
+    q, k, v, *, implementation, block_sizes, interpret, **arguments
+) -> tuple[Canonical, Choice]:
+    """The checked arguments, and what runs them."""
     check_block_sizes(block_sizes)
-    return choose(implementation, block_sizes=block_sizes, interpret=interpret)
+    check_interpret(interpret)
+    if implementation is not None:
+        suggest("implementation", implementation, IMPLEMENTATIONS)
+    call = canonical(q, k, v, **arguments)
+    choice = choose(
+        implementation,
+        block_sizes=block_sizes,
+        interpret=interpret,
+        refusal=lambda: pallas_refusal(call),
+    )
+    if choice.implementation == "pallas" and block_sizes is not None:
+        check_pallas_block_sizes(block_sizes)
+    return call, choice

@@ -16,6 +16,9 @@ class BlockSizes:
       block_kv: keys of a step, at least 1. `blockwise` leaves dead keys out by tiles of 128 where
         this is a multiple of 128, else by tiles of this size.
 
+    The TPU kernels take multiples of 128, since both sizes of a tile lie along lanes: up to 512
+    queries and 1024 keys.
+
     Results depend on them only by rounding. A size larger than the sequence is cut down to it.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from smalti.attention.validation import suggest
 from smalti.backend import target_platform
@@ -22,27 +23,42 @@ class Choice:
         return f"{self.implementation} on {self.platform}: {self.reason}"
 
 
-def choose(implementation: str | None, *, block_sizes, interpret) -> Choice:
+def choose(
+    implementation: str | None,
+    *,
+    block_sizes,
+    interpret,
+    refusal: Callable[[], str | None],
+) -> Choice:
     """Raises ValueError for an argument that the implementation would ignore, and
-    NotImplementedError for what it cannot do; a named implementation never falls back."""
+    NotImplementedError for what it cannot do; a named implementation never falls back.
+
+    refusal: says what of the call the Pallas kernels cannot do, or None.
+    """
     platform = target_platform()
-    if implementation is None:
-        choice = Choice(
-            "blockwise",
-            platform,
-            "plain JAX that visits only the tiles the mask leaves alive"
-            if platform == "cpu"
-            else "plain JAX that visits only live tiles; the Pallas kernels are not built yet",
-        )
-    else:
+    if implementation is not None:
         suggest("implementation", implementation, IMPLEMENTATIONS)
         choice = Choice(implementation, platform, "named by the caller")
-    if choice.implementation == "pallas":
-        raise NotImplementedError(
-            "implementation='pallas': the Pallas TPU kernels are not part of this version. "
-            "Use implementation='blockwise' (any platform) or None."
+    elif platform != "tpu":
+        choice = Choice(
+            "blockwise", platform, "plain JAX that visits only the tiles the mask leaves alive"
         )
-    if interpret is not None:
+    elif (why := refusal()) is None:
+        choice = Choice("pallas", platform, "Pallas kernels that visit only live tiles")
+    else:
+        choice = Choice(
+            "blockwise", platform, f"plain JAX; the Pallas kernels cannot do this yet: {why}"
+        )
+    if choice.implementation == "pallas":
+        if implementation is not None and (why := refusal()) is not None:
+            raise NotImplementedError(f"implementation='pallas': {why}")
+        if platform != "tpu" and not interpret:
+            raise NotImplementedError(
+                f"implementation='pallas': its kernels are for TPUs, and this is a {platform}. "
+                "Pass interpret=True to run them in an interpreter (slow), or use "
+                "implementation='blockwise' or None."
+            )
+    elif interpret is not None:
         raise ValueError(
             f"interpret: got {interpret!r} with implementation {choice.implementation!r}; it "
             "applies to 'pallas' only. Leave it out."

@@ -227,6 +227,9 @@ def _number(value, name: str) -> float:
 
 def _softcap(softcap) -> float:
     softcap = _number(softcap, "softcap")
-    if softcap <= 0:
-        raise ValueError(f"softcap: got {softcap}; it must be positive. Leave it out for no cap.")
+    if not 1e-30 <= softcap <= 1e38:  # times log2(e), and scale over it, are float32 too
+        raise ValueError(
+            f"softcap: got {softcap}; it must be positive, from 1e-30 to 1e38. "
+            "Leave it out for no cap."
+        )
     return softcap

@@ -1,4 +1,10 @@
-"""Masks: a catalogue, combinators (``&``, ``|``, ``~``), and the tiles that they leave alive."""
+"""Masks: a catalogue, combinators (``&``, ``|``, ``~``), and the tiles that they leave alive.
+
+The catalogue: `full`, `causal`, `sliding_window`, `local`, `streaming`, `prefix_lm`, `document`,
+`lengths`; `parse` makes one of a text such as ``"causal() & prefix_lm(4)"``. In a causal mask and
+those made of it the last query meets the last key, unless ``offset`` says otherwise. A mask of
+your own is a function ``mask_mod(b, h, q_idx, kv_idx)``.
+"""
 
 from smalti.masks.block_mask import BlockMask as BlockMask
 from smalti.masks.block_mask import TileRuns as TileRuns

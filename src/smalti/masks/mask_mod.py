@@ -259,6 +259,9 @@ class BoundMaskMod(Mask):
         some, every = jax.lax.map(row, jnp.arange(tiles.num_q, dtype=jnp.int32))
         return jnp.moveaxis(some, 0, 2), jnp.moveaxis(every, 0, 2)
 
+    def __repr__(self):
+        return "mask_mod(a function)"
+
 
 @pytree()
 class ArrayMask(Mask):

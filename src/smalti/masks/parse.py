@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import inspect
 
 from smalti.masks import catalogue
 from smalti.masks.mask_mod import Mask
@@ -59,8 +60,19 @@ def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
         if name == "document":
             hint = "it needs an array of ids, which a text cannot hold; pass segment_ids instead."
         raise ValueError(f"mask {text!r}: no mask {name!r} here; {hint}")
+    make = getattr(catalogue, name)
+    signature = inspect.signature(make)
+    known = signature.parameters
     try:
-        return getattr(catalogue, name)(*args, **kwargs)
+        signature.bind(*args, **kwargs)
+    except TypeError:
+        unknown = [word for word in kwargs if word not in known]
+        near = [match for word in unknown for match in difflib.get_close_matches(word, known, n=1)]
+        hint = f"; did you mean {near[0]!r}?" if near else "."
+        words = ", ".join(f"{word}=…" for word in known)
+        raise ValueError(f"mask {text!r}: write {name}({words}){hint}") from None
+    try:
+        return make(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise ValueError(f"mask {text!r}: {error}") from error
 

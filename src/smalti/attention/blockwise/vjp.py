@@ -16,6 +16,7 @@ from smalti.attention.blockwise.walk import Walk
 from smalti.attention.mods import Mods
 from smalti.attention.online_softmax import merge
 from smalti.backend import float32_precision
+from smalti.first_order import first_order
 from smalti.masks import BlockMask
 from smalti.varying import vary_over, varying_axes
 
@@ -89,7 +90,9 @@ def _forward(q, k, v, bias, floats, mods, walk, precision):
 
 
 def _backward(precision, residuals, cotangents):
-    return _first_order(functools.partial(_gradients, precision))(residuals, cotangents)
+    gradients = functools.partial(_gradients, precision)
+    name = "smalti.attention: implementation 'blockwise'"
+    return first_order(gradients, name, instead="reference")(residuals, cotangents)
 
 
 def _gradients(precision, residuals, cotangents):
@@ -115,20 +118,6 @@ def _gradients(precision, residuals, cotangents):
 
 
 _attend_vjp.defvjp(_forward, _backward)
-
-
-def _first_order(function):
-    """``function``, refusing to be differentiated: its loops have no derivative of their own."""
-    guarded = jax.custom_jvp(function)
-
-    @guarded.defjvp
-    def refuse(primals, tangents):
-        raise NotImplementedError(
-            "smalti.attention: implementation 'blockwise' has first derivatives only; "
-            "for second derivatives use implementation='reference'."
-        )
-
-    return guarded
 
 
 def _fill(mods: Mods, bias, floats, walk: Walk) -> Mods:

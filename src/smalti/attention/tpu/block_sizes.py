@@ -1,0 +1,216 @@
+"""Tile sizes by chip and shape, such that they fit into VMEM.
+
+`block_sizes.json` holds what `smalti estimate tune ours` found; each entry has its command.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from smalti import block_table
+from smalti.attention.block_sizes import BlockSizes
+from smalti.attention.tpu.layout import Heads
+from smalti.attention.tpu.masking import name_in_table
+from smalti.attention.tpu.pipeline import written_out
+from smalti.attention.tpu.tiles import Band, Blocks, plan_band
+from smalti.attention.tpu.vmem import Launch, vmem_bytes
+from smalti.chips import TENSOR_CORES
+from smalti.tpu.lanes import LANES, round_up
+
+MIB = 2**20
+# What a kernel may use of a core's VMEM: some stays for the compiler's own and for what XLA keeps
+# there around the kernel.
+VMEM_LIMIT = {
+    "v4": 14 * MIB,
+    **dict.fromkeys(("v5e", "v5p", "v6e", "v7x"), 52 * MIB),
+}
+UNKNOWN_VMEM_LIMIT = 14 * MIB
+MOST_OVERESTIMATE = 1.25  # of what a kernel takes
+MOST_MAJOR = 8192  # tokens; longer blocks save nothing
+SMALL_MAJOR = 1024  # of queries: less is too little work between copies
+MOST_MAJOR_WITH_BIAS = 1024  # where a block of the bias is as large as one of scores
+Direction = Literal["forward", "backward"]
+# The most of a tile: taller and wider ones compile for minutes, and gain at most a few percent.
+LARGEST = {"block_q": 512, "block_kv": 1024}
+# block_q, block_kv of what the table has no entry for.
+DEFAULT = {
+    "bfloat16": (512, 1024),
+    # Its products take six passes, and what they spill of a larger tile is more than all else.
+    "float32": (256, 512),
+}
+# Of a product's operands one is held by a matrix unit and the rows of the other are streamed
+# through it. To load a row takes a third of the time that streaming one does. Where a score tile
+# meets an array of D dimensions: held, it costs D + width / 3 a square of width², streamed, width.
+MXU_WIDTH = {name: core.mxu_side for name, core in TENSOR_CORES.items()}
+UNKNOWN_MXU_WIDTH = 128
+
+
+def vmem_limit(chip: str | None) -> int:
+    """What the kernels are compiled with."""
+    return VMEM_LIMIT.get(chip or "", UNKNOWN_VMEM_LIMIT)
+
+
+def choose(
+    direction: Direction,
+    *,
+    q_len: int,
+    kv_len: int,
+    heads: Heads,
+    itemsize: int,
+    chip: str | None,
+    block_sizes: BlockSizes | None,
+    band: Band | None = None,
+    documents: int = 0,
+    bias: tuple[tuple[int, int], int] | None = None,
+) -> Blocks:
+    """The blocks of a direction's launches. ``documents``, ``bias``: as for `vmem_bytes`.
+
+    band: of the mask, if it is one.
+
+    Major blocks are halved until they fit into VMEM, those of keys last, and then tiles, if they
+    were not given.
+    """
+    if block_sizes is not None:
+        check(block_sizes)
+        block_q = min(block_sizes.block_q, round_up(q_len))
+        block_kv = min(block_sizes.block_kv, round_up(kv_len))
+    else:
+        dtype = "float32" if itemsize == 4 else "bfloat16"
+        sizes = _tuned(direction, dtype, band, chip, heads, q_len, kv_len) or DEFAULT[dtype]
+        block_q, block_kv = (
+            _fit(size, length) for size, length in zip(sizes, (q_len, kv_len), strict=True)
+        )
+    width = MXU_WIDTH.get(chip or "", UNKNOWN_MXU_WIDTH)
+    streamed = 3 * max(heads.D, heads.Dv) >= 2 * width
+    most = MOST_MAJOR if bias is None or 1 in bias[0] else MOST_MAJOR_WITH_BIAS
+
+    def largest(length: int, block: int) -> int:
+        return min(round_up(length, block), max(most // block, 1) * block)
+
+    def candidates() -> Iterator[Blocks]:
+        """Ever smaller ones."""
+
+        def blocks(size_q: int, size_kv: int, key_buffers: int = 2) -> Blocks:
+            cut_q = 256 if size_q % 256 == 0 else 128
+            return Blocks(size_q, size_kv, cut_q, major_q, major_kv, key_buffers, streamed)
+
+        # With all keys at once the list of tiles is known, and one launch does the backward. That
+        # is worth fewer queries, no room for the next head's keys, and a smaller tile.
+        smaller = [] if block_sizes else [(round_up(block_kv // 2), 1)]
+        for size_kv, key_buffers in [(block_kv, 2), (block_kv, 1), *smaller]:
+            major_q, major_kv = largest(q_len, block_q), largest(kv_len, size_kv)
+            while kv_len <= major_kv:
+                yield blocks(block_q, size_kv, key_buffers)
+                if major_q <= max(SMALL_MAJOR, block_q):
+                    break
+                major_q = round_up(major_q // 2, block_q)
+        size_q, size_kv = block_q, block_kv
+        while True:
+            major_q, major_kv = largest(q_len, size_q), largest(kv_len, size_kv)
+            yield blocks(size_q, size_kv)
+            while (major_q, major_kv) != (size_q, size_kv):
+                if major_kv == size_kv or major_q > max(SMALL_MAJOR, size_q):
+                    major_q = round_up(major_q // 2, size_q)
+                else:
+                    major_kv = round_up(major_kv // 2, size_kv)
+                yield blocks(size_q, size_kv)
+            if block_sizes is not None or size_q == size_kv == LANES:
+                return
+            if size_kv > size_q:
+                size_kv = round_up(size_kv // 2)
+            else:
+                size_q = round_up(size_q // 2)
+
+    def need(blocks: Blocks) -> int:
+        all_keys = kv_len <= blocks.major_kv
+        walk = plan_band(band, q_len, kv_len, blocks) if band and all_keys and not bias else None
+        written, loops = written_out(walk) if walk else (0, True)
+        return max(
+            vmem_bytes(
+                launch,
+                blocks,
+                heads,
+                itemsize,
+                chip=chip,
+                documents=documents,
+                bias=bias,
+                written_out=written,
+                loops=loops,
+            )
+            for launch in _launches(direction, all_keys, bias is not None)
+        )
+
+    limit = vmem_limit(chip)
+    for blocks in candidates():
+        if need(blocks) <= limit:
+            return blocks
+    if block_sizes and chip and need(blocks) > MOST_OVERESTIMATE * limit:
+        raise ValueError(
+            f"block_sizes: a tile of {block_q} queries and {block_kv} keys takes some "
+            f"{need(blocks) // MIB} MiB of VMEM, and {chip} has {limit // MIB} for a kernel. "
+            "Make them smaller, or leave block_sizes out."
+        )
+    return blocks
+
+
+@functools.cache
+def table() -> list[block_table.Entry]:
+    return block_table.load(Path(__file__).with_name("block_sizes.json"))
+
+
+def _tuned(
+    direction: Direction,
+    dtype: str,
+    band: Band | None,
+    chip: str | None,
+    heads: Heads,
+    q_len: int,
+    kv_len: int,
+) -> tuple[int, int] | None:
+    mask = name_in_table(band)
+    if mask is None or chip is None:
+        return None
+    shape_class = block_table.attention_class(
+        which=direction,
+        dtype=dtype,
+        mask=mask,
+        Hq=heads.Hq,
+        Hkv=heads.Hkv,
+        Sq=q_len,
+        Sk=kv_len,
+        D=heads.D,
+        Dv=heads.Dv,
+    )
+    entry = block_table.find(table(), kernel="ours", chip=chip, shape_class=shape_class)
+    return None if entry is None else (entry["blocks"]["block_q"], entry["blocks"]["block_kv"])
+
+
+def _launches(direction: Direction, all_keys: bool, with_bias: bool) -> tuple[Launch, ...]:
+    if direction == "forward":
+        return ("forward",)
+    launches: tuple[Launch, ...] = ("backward",) if all_keys else ("backward_dq", "backward_dk_dv")
+    return (*launches, "bias_gradient") if with_bias else launches
+
+
+def check(block_sizes: BlockSizes) -> None:
+    """Raises ValueError for sizes that the kernels cannot take."""
+    for name, most in LARGEST.items():
+        size = getattr(block_sizes, name)
+        nearest = min(max(round(size / LANES), 1) * LANES, most)
+        if size != nearest:
+            raise ValueError(
+                f"BlockSizes.{name}: got {size}; the TPU kernels take multiples of {LANES}, the "
+                f"lanes of a register, up to {most}. The nearest is {nearest}."
+            )
+
+
+def _fit(block: int, length: int) -> int:
+    """The largest multiple of 128 up to ``block`` that pads ``length`` by little."""
+    if length <= block:
+        return round_up(length)
+    sizes = range(LANES, block + 1, LANES)
+    least = min(round_up(length, size) for size in sizes)
+    return max(size for size in sizes if round_up(length, size) * 15 <= least * 16)

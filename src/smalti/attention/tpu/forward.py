@@ -1,0 +1,163 @@
+"""Forward kernel: tiled online softmax (FlashAttention-2, arXiv:2307.08691, algorithm 1)."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from smalti.attention.tpu import pipeline
+from smalti.attention.tpu.grid import Grid, Refs
+from smalti.attention.tpu.layout import Heads, put, take
+from smalti.attention.tpu.scores import (
+    EMPTY_MAX,
+    LOG2_E,
+    Rules,
+    hide,
+    keep_seen,
+    place_of,
+    to_column,
+)
+from smalti.attention.tpu.tiles import Walk
+
+
+def kernel(refs: Refs, *, rules: Rules, grid: Grid):
+    # Blocks of arrays are written here as [tokens, dims]; in the layout BHDS they are transposed.
+    q_ref = refs.q  # [major_q, D]
+    k_ref = refs.k  # [major_kv, D]
+    v_ref = refs.v  # [major_kv, Dv]
+    out_ref = refs.out  # [major_q, Dv]
+    lse_ref = refs.lse  # [1, major_q] float32, in base 2
+    m_ref, l_ref = refs.m, refs.l  # [1, major_q] float32, m in base 2
+    acc_ref = refs.acc  # [Dv, major_q] float32, with streamed tiles [major_q, Dv]
+    scores_ref = refs.scores  # [2, block_kv, block_q] float32
+    heads, walk, blocks = grid.heads, grid.walk, grid.walk.blocks
+    tokens, dims = heads.token_axis, 1 - heads.token_axis
+    assert q_ref.shape == heads.block(blocks.major_q, heads.D), q_ref.shape
+    assert k_ref.shape == heads.block(blocks.major_kv, heads.D), k_ref.shape
+    assert v_ref.shape == heads.block(blocks.major_kv, heads.Dv), v_ref.shape
+    assert out_ref.shape == heads.block(blocks.major_q, heads.Dv), out_ref.shape
+    assert lse_ref.shape == m_ref.shape == l_ref.shape == (1, blocks.major_q), lse_ref.shape
+    assert scores_ref.shape == (2, blocks.block_kv, blocks.block_q), scores_ref.shape
+    at = grid.ids()
+
+    @pl.when(grid.is_first(at, "j"))
+    def _():
+        m_ref[...] = jnp.full(m_ref.shape, EMPTY_MAX, jnp.float32)
+        l_ref[...] = jnp.zeros(l_ref.shape, jnp.float32)
+        acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
+
+    def fill(t, slot, parts):
+        place = place_of(t, refs.tiles, at, walk)
+        for part in parts:
+            q = take(q_ref, place.queries(part), heads)
+            k = take(k_ref, place.keys(part), heads)
+            products = rules.product(k, q, dims, dims)  # [keys, queries]; line 8, S
+            scores_ref[slot, part.keys, part.queries] = rules.scaled(products)
+
+    def use(t, slot, parts):
+        place = place_of(t, refs.tiles, at, walk)
+        for part in parts:
+            scores, _ = rules.capped(scores_ref[slot, part.keys, part.queries])
+            scores, seen = hide(scores, part, place, rules, refs)
+            # Lines 9 and 10: m, P, l and O, which the decay rescales to the new m.
+            queries = place.queries(part)
+            m_before = m_ref[:, queries]
+            m = jnp.maximum(m_before, scores.max(0, keepdims=True))
+            decay = jnp.exp2(m_before - m)
+            weights = jnp.exp2(scores - m)
+            m_ref[:, queries] = m
+            l_ref[:, queries] = decay * l_ref[:, queries] + weights.sum(0, keepdims=True)
+            v = keep_seen(take(v_ref, place.keys(part), heads), seen, tokens)
+            weights = weights.astype(v.dtype)
+            if blocks.streamed:
+                acc = acc_ref[queries, :] * to_column(decay)
+                acc_ref[queries, :] = acc + rules.product(weights, v, 0, tokens)  # [queries, Dv]
+            else:
+                acc = acc_ref[:, queries] * decay
+                acc_ref[:, queries] = acc + rules.product(v, weights, tokens, 0)  # [Dv, queries]
+
+    pipeline.run(walk, refs.tiles, at, fill, use)
+
+    @pl.when(grid.is_last(at, "j"))
+    def _():
+        def finish(rows):  # lines 12 and 13
+            m, l = m_ref[:, rows], l_ref[:, rows]  # noqa: E741
+            empty = m == EMPTY_MAX
+            l = jnp.where(empty, 1.0, l)  # noqa: E741
+            decay = 1.0
+            if refs.sinks is not None:  # a key with a score and no value
+                sink = refs.sinks[0, grid.q_head(at)] * LOG2_E
+                top = jnp.maximum(m, sink)
+                decay = jnp.exp2(m - top)
+                l, m = l * decay + jnp.exp2(sink - top), top  # noqa: E741
+            lse_ref[:, rows] = jnp.where(empty, -jnp.inf, m + jnp.log2(l))
+            factor = jnp.where(empty, 0.0, decay / l)
+            if blocks.streamed:
+                out = acc_ref[rows, :] * to_column(factor)
+            else:
+                out = acc_ref[:, rows] * factor
+            put(out_ref, rows, out, heads, by_row=blocks.streamed)
+
+        pipeline.in_chunks(blocks.major_q, finish)
+
+
+def forward(
+    q,
+    k,
+    v,
+    sinks,
+    bias,
+    mask_arrays,
+    walk: Walk,
+    rules: Rules,
+    heads: Heads,
+    vmem_limit,
+    interpret,
+):
+    """Attention of padded arrays.
+
+    Args:
+      q, k, v: ``[B, H, S, D]`` or as ``heads`` says, of whole major blocks.
+      sinks: float32 ``[Hq]`` or None. bias: ``[1 or B, 1 or Hq, 1 or Sq, 1 or Sk]``, padded as q
+        and k are, or None.
+      mask_arrays: `masking.padded`. walk: `tiles.plan`.
+
+    Returns:
+      ``out`` like q with Dv, ``lse [B, Hq, 1, Sq]`` float32 in base 2; −inf where no key is seen,
+      also where there is a sink.
+    """
+    blocks = walk.blocks
+    grid = Grid(heads, walk, order=("b", "hkv", "g", "i", "j"), sums=("j",))
+    inputs = [
+        *grid.tiles(),
+        grid.by_query("q", q, heads.D),
+        grid.by_key("k", k, heads.D),
+        grid.by_key("v", v, heads.Dv),
+        *grid.mods(mask_arrays, bias),
+    ]
+    if sinks is not None:
+        inputs.append(grid.scalars("sinks", sinks[None]))
+    out = jax.ShapeDtypeStruct(heads.shape(heads.Hq, walk.q_padded, heads.Dv), q.dtype)
+    lse = jax.ShapeDtypeStruct((heads.B, heads.Hq, 1, walk.q_padded), jnp.float32)
+    out, lse = grid.call(
+        kernel,
+        inputs,
+        [grid.by_query("out", out, heads.Dv), grid.row("lse", lse)],
+        {
+            "m": pltpu.VMEM((1, blocks.major_q), jnp.float32),
+            "l": pltpu.VMEM((1, blocks.major_q), jnp.float32),
+            "acc": pltpu.VMEM(
+                (blocks.major_q, heads.Dv) if blocks.streamed else (heads.Dv, blocks.major_q),
+                jnp.float32,
+            ),
+            "scores": pltpu.VMEM((2, blocks.block_kv, blocks.block_q), jnp.float32),
+        },
+        rules=rules,
+        products=2,
+        name="smalti_attention_forward",
+        vmem_limit_bytes=vmem_limit,
+        interpret=interpret,
+    )
+    return out, lse

@@ -1,0 +1,235 @@
+"""The steps of a kernel, and the blocks of arrays that each sees."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from smalti.attention.tpu.layout import Heads
+from smalti.attention.tpu.masking import MaskArrays
+from smalti.attention.tpu.scores import Rules
+from smalti.attention.tpu.tiles import Walk
+from smalti.tpu.launch import launch
+
+Refs = Any  # a namespace of refs by name; an operand that is not there is None
+OPTIONAL = ("numbers", "q_ids", "kv_ids", "sinks", "bias", "dq", "dk", "dv")
+AXES = ("b", "hkv", "g", "i", "j")
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+    """An array, or what an output will be, and the block of it that a step sees."""
+
+    name: str
+    array: Any  # or jax.ShapeDtypeStruct
+    spec: pl.BlockSpec | None = None  # None: prefetched into SMEM before the first step
+
+    @property
+    def prefetched(self) -> bool:
+        return self.spec is None
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The steps of a kernel: one for each batch entry ``b``, key head ``hkv``, query head ``g``
+    of its group, major block ``i`` of queries and ``j`` of keys, the last of ``order`` running
+    fastest.
+    """
+
+    heads: Heads
+    walk: Walk
+    order: tuple[str, ...]
+    sums: tuple[str, ...]  # axes whose steps add to one block of a result
+
+    @property
+    def semantics(self) -> tuple[Any, ...]:
+        """Axes before all sums may run in any order, and on several cores."""
+        parallel = min((self.order.index(axis) for axis in self.sums), default=len(self.order))
+        return ("parallel",) * parallel + ("arbitrary",) * (len(self.order) - parallel)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        heads, walk = self.heads, self.walk
+        return dict(
+            zip(AXES, (heads.B, heads.Hkv, heads.group, walk.num_q, walk.num_kv), strict=True)
+        )
+
+    def ids(self) -> SimpleNamespace:
+        """Where a running step is."""
+        return SimpleNamespace(**{axis: pl.program_id(n) for n, axis in enumerate(self.order)})
+
+    def q_head(self, at):
+        return at.hkv * self.heads.group + at.g
+
+    def is_first(self, at, *axes: str):
+        """Whether a running step is the first of those that differ in these axes alone."""
+        return functools.reduce(operator.and_, (getattr(at, axis) == 0 for axis in axes), True)
+
+    def is_last(self, at, *axes: str):
+        last = (getattr(at, axis) == self.sizes[axis] - 1 for axis in axes)
+        return functools.reduce(operator.and_, last, True)
+
+    def _spec(self, shape, place, **options) -> pl.BlockSpec:
+        def index(*ids):
+            at = SimpleNamespace(**dict(zip(self.order, ids[: len(self.order)], strict=True)))
+            at.q_block, at.kv_block = at.i, at.j
+            if self._fetch is not None:  # of a pair without tiles, what comes next is held
+                fetch, b = ids[-1], at.b if self.walk.per_batch else 0
+                if self._keys_outside:
+                    at.q_block = fetch[b, at.j, at.i]
+                else:
+                    at.kv_block = fetch[b, at.i, at.j]
+            return place(at)
+
+        return pl.BlockSpec(shape, index, **options)
+
+    @property
+    def _keys_outside(self) -> bool:
+        return self.order.index("j") < self.order.index("i")
+
+    @property
+    def _fetch(self):
+        """Which block of the inner axis is held, where some pairs of blocks have no tiles."""
+        return self.walk.q_fetch if self._keys_outside else self.walk.kv_fetch
+
+    def by_query(self, name: str, array, dim: int) -> Block:
+        """``[major_q, dim]`` of a query head, or its transpose, as the layout is."""
+        return self._by_head(
+            name, array, self.walk.blocks.major_q, dim, lambda at: (self.q_head(at), at.q_block)
+        )
+
+    def by_key(self, name: str, array, dim: int) -> Block:
+        """``[major_kv, dim]`` of a key head, or its transpose."""
+        blocks = self.walk.blocks
+        buffers = {} if blocks.key_buffers == 2 else {"pipeline_mode": pl.Buffered(1)}
+        return self._by_head(
+            name, array, blocks.major_kv, dim, lambda at: (at.hkv, at.kv_block), **buffers
+        )
+
+    def _by_head(self, name: str, array, length: int, dim: int, place, **options) -> Block:
+        return Block(name, array, self._spec(*self.heads.spec(length, dim, place), **options))
+
+    def row(self, name: str, array) -> Block:
+        """``[1, major_q]`` of a query head, of ``[B, Hq, 1, Sq]``."""
+        return Block(
+            name,
+            array,
+            self._spec(
+                (None, None, 1, self.walk.blocks.major_q),
+                lambda at: (at.b, self.q_head(at), 0, at.q_block),
+            ),
+        )
+
+    def tiles(self) -> list[Block]:
+        """The lists of tiles, and what is prefetched."""
+        walk = self.walk
+        spec = self._spec(
+            (None, 1, walk.lists.shape[2]),
+            lambda at: (walk.list_index(at.b, at.i, at.j), 0, 0),
+            memory_space=pltpu.SMEM,
+        )
+        fetch = [] if self._fetch is None else [Block("fetch", jnp.asarray(self._fetch))]
+        return [*fetch, Block("tiles", jnp.asarray(walk.lists), spec)]
+
+    def scalars(self, name: str, array) -> Block:
+        """Two axes, whole in SMEM. Of what a reshape gives `jax.vmap` puts its own axis in front:
+        of the last two Mosaic wants all."""
+        array = array.reshape(-1).reshape(array.shape)
+        return Block(name, array, pl.BlockSpec(memory_space=pltpu.SMEM))
+
+    def mods(self, mask_arrays: MaskArrays, bias) -> list[Block]:
+        """What masks and biases read."""
+        blocks = []
+        if mask_arrays.numbers is not None:
+            blocks.append(self.scalars("numbers", mask_arrays.numbers))
+        majors = self.walk.blocks.major_q, self.walk.blocks.major_kv
+        if mask_arrays.q_ids is not None:
+            shared = mask_arrays.q_ids.shape[1] == 1
+            for name, ids, length, axis in (
+                ("q_ids", mask_arrays.q_ids, majors[0], "q_block"),
+                ("kv_ids", mask_arrays.kv_ids, majors[1], "kv_block"),
+            ):
+                spec = self._spec(
+                    (ids.shape[0], None, 1, length),
+                    lambda at, axis=axis: (0, 0 if shared else at.b, 0, getattr(at, axis)),
+                )
+                blocks.append(Block(name, ids[:, :, None], spec))
+        if bias is not None:
+            blocks.append(self.like_bias("bias", bias))
+        return blocks
+
+    def like_bias(self, name: str, array, *, fetched: bool = True) -> Block:
+        """``[major_q or 1, major_kv or 1]`` of ``[1 or B, 1 or Hq, 1 or Sq, 1 or Sk]``. An output
+        is not fetched: its blocks are where the step is, also where that has no tiles."""
+        majors = self.walk.blocks.major_q, self.walk.blocks.major_kv
+
+        def index(at):
+            blocks = (at.q_block, at.kv_block) if fetched else (at.i, at.j)
+            place = (at.b, self.q_head(at), *blocks)
+            return tuple(x if n > 1 else 0 for x, n in zip(place, array.shape, strict=True))
+
+        block = (m if n > 1 else 1 for m, n in zip(majors, array.shape[2:], strict=True))
+        return Block(name, array, self._spec((None, None, *block), index))
+
+    def call(
+        self,
+        kernel: Callable[..., None],
+        inputs: Sequence[Block],
+        outputs: Sequence[Block],
+        scratch: dict[str, Any],
+        *,
+        rules: Rules,
+        products: int,
+        name: str,
+        vmem_limit_bytes: int,
+        interpret: Any,
+    ) -> Sequence[jax.Array]:
+        """Run the kernel. ``scratch``: shapes by name. products: of matrices, that a score tile
+        takes part in, counted as half over D and half over Dv."""
+        names = [x.name for x in (*inputs, *outputs)] + list(scratch)
+
+        def named(*refs):
+            namespace = {**dict.fromkeys(OPTIONAL), **dict(zip(names, refs, strict=True))}
+            kernel(SimpleNamespace(**namespace), rules=rules, grid=self)
+
+        sizes = self.sizes
+        arrays, outs = [x.array for x in inputs], [x.array for x in outputs]
+        return launch(
+            named,
+            *arrays,
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=sum(x.prefetched for x in inputs),
+                grid=tuple(sizes[axis] for axis in self.order),
+                in_specs=[x.spec for x in inputs if not x.prefetched],
+                out_specs=[x.spec for x in outputs],
+                scratch_shapes=list(scratch.values()),
+            ),
+            out_shape=outs,
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=self.semantics, vmem_limit_bytes=vmem_limit_bytes
+            ),
+            cost_estimate=self._cost(products, [*arrays, *outs]),
+            interpret=interpret,
+            name=name,
+        )
+
+    def _cost(self, products: int, arrays: Sequence[Any]) -> pl.CostEstimate:
+        """For XLA's scheduler; dense where the counts of tiles are traced."""
+        walk, heads = self.walk, self.heads
+        scores = walk.num_scores or walk.q_padded * walk.kv_padded
+        scores *= heads.B * heads.Hq
+        return pl.CostEstimate(
+            flops=int(scores * products * (heads.D + heads.Dv)),
+            transcendentals=scores,
+            bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),
+        )

@@ -1,0 +1,1 @@
+"""What all TPU kernels share."""
