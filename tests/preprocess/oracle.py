@@ -26,18 +26,33 @@ class Case:
     k_scale: np.ndarray | None
     positions: np.ndarray | None  # [S] or [B, S]
     cotangents: tuple[np.ndarray, ...]  # [B, Hq, S, D], [B, Hkv, S, D], [B, Hkv, S, Dv]
-    norm_eps: float = 1e-6
+    norm_eps: float | None = 1e-6
     rope_theta: float = 10_000.0
+    rope_interleaved: bool = False
+    rotary_dim: int | None = None
+    position_offset: int | np.ndarray = 0  # scalar or [B]
 
     @property
     def options(self) -> dict:
-        return {"norm_eps": self.norm_eps, "rope_theta": self.rope_theta}
+        """What is fixed when a call is traced."""
+        return {
+            "norm_eps": self.norm_eps,
+            "rope_theta": self.rope_theta,
+            "rope_interleaved": self.rope_interleaved,
+            "rotary_dim": self.rotary_dim,
+        }
 
     @property
     def positions_of_rows(self) -> np.ndarray:
         """``[B, S]``"""
         B, S = self.q.shape[:2]
-        return np.broadcast_to(np.arange(S) if self.positions is None else self.positions, (B, S))
+        positions = np.arange(S) if self.positions is None else self.positions
+        return np.broadcast_to(positions + np.reshape(self.position_offset, (-1, 1)), (B, S))
+
+    @property
+    def turning(self) -> int:
+        """How many lanes of a head turn."""
+        return self.q.shape[-1] if self.rotary_dim is None else self.rotary_dim
 
 
 def draw(
@@ -77,18 +92,22 @@ def draw(
 
 def turn(x, scale, case: Case):
     """``x [B, S, H, D]``, float64 or complex128, normalised and rotated: ``[B, H, S, D]``."""
-    D = x.shape[-1]
-    n = x / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) / D + case.norm_eps)
+    n, D, R = x, x.shape[-1], case.turning
+    if case.norm_eps is not None:
+        n = n / np.sqrt(np.sum(x * x, axis=-1, keepdims=True) / D + case.norm_eps)
     if scale is not None:
         n = n * scale
-    # As complex numbers: the pair (i, i + D/2) is one, and the rotation a product. Written out
-    # over two reals, because a complex step needs the imaginary unit for itself.
-    i = np.arange(D // 2)
-    angle = case.positions_of_rows[:, :, None, None] * case.rope_theta ** (-2.0 * i / D)
+    # As complex numbers: a pair of lanes is one, and the rotation a product. Written out over two
+    # reals, because a complex step needs the imaginary unit for itself.
+    i = np.arange(R // 2)
+    angle = case.positions_of_rows[:, :, None, None] * case.rope_theta ** (-2.0 * i / R)
     matrix = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
-    pairs = np.stack([n[..., : D // 2], n[..., D // 2 :]])
-    turned = np.einsum("rc...,c...->r...", matrix, pairs)
-    return np.concatenate(list(turned), axis=-1).transpose(0, 2, 1, 3)
+    a, b = (2 * i, 2 * i + 1) if case.rope_interleaved else (i, i + R // 2)
+    turned = n.copy()
+    turned[..., a], turned[..., b] = np.einsum(
+        "rc...,c...->r...", matrix, np.stack([n[..., a], n[..., b]])
+    )
+    return turned.transpose(0, 2, 1, 3)
 
 
 def wide(x):
@@ -135,25 +154,31 @@ def plain(case: Case):
     def narrow(x):
         return np.asarray(x).astype(np.float32)
 
-    frequency = narrow(case.rope_theta ** (-np.arange(0, case.q.shape[-1], 2) / case.q.shape[-1]))
+    R = case.turning
+    frequency = narrow(case.rope_theta ** (-np.arange(0, R, 2) / R))
     angle = narrow(case.positions_of_rows)[:, :, None, None] * frequency
     cos, sin = np.cos(angle), np.sin(angle)
 
     def rotate(x, sin):
-        a, b = np.split(x, 2, axis=-1)
-        return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        pair, axis = ((R // 2, 2), -1) if case.rope_interleaved else ((2, R // 2), -2)
+        a, b = np.moveaxis(x[..., :R].reshape(*x.shape[:-1], *pair), axis, 0)
+        turned = np.stack([a * cos - b * sin, b * cos + a * sin], axis=axis)
+        return np.concatenate([turned.reshape(*x.shape[:-1], R), x[..., R:]], axis=-1)
 
     def both(x, scale, dout):
         x, dout = narrow(x), narrow(dout).transpose(0, 2, 1, 3)
         w = one if scale is None else narrow(scale)
-        r = one / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(case.norm_eps))
-        n = x * r
-        out = rotate(n * w, sin).transpose(0, 2, 1, 3)
         dy = rotate(dout, -sin)
         dn = dy * w
-        projection = np.mean(np.abs(dn * n), -1, keepdims=True)
-        dx = r * (dn - n * np.mean(dn * n, -1, keepdims=True))
-        dx_size = r * (np.abs(dn) + np.abs(n) * projection)
+        if case.norm_eps is None:
+            n, dx, dx_size = x, dn, np.abs(dn)
+        else:
+            r = one / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(case.norm_eps))
+            n = x * r
+            projection = np.mean(np.abs(dn * n), -1, keepdims=True)
+            dx = r * (dn - n * np.mean(dn * n, -1, keepdims=True))
+            dx_size = r * (np.abs(dn) + np.abs(n) * projection)
+        out = rotate(n * w, sin).transpose(0, 2, 1, 3)
         terms = (dy * n).reshape(-1, x.shape[-1])
         dscale = np.cumsum(terms, axis=0, dtype=np.float32)[-1]
         return (

@@ -23,6 +23,20 @@ CASES = {
         "S": 6,
         "positions": np.array([[0, 5000, 3, -70, 100_000, 2], [9, 8, 7, 6, 5, 4]], np.int32),
     },
+    "interleaved": {"S": 11, "Hq": 3, "Hkv": 3, "D": 32, "rope_interleaved": True},
+    "partial": {"S": 11, "D": 24, "rotary_dim": 6, "dtype": "bfloat16"},
+    "partial, interleaved, far": {
+        "D": 64,
+        "Hq": 2,
+        "rotary_dim": 16,
+        "rope_interleaved": True,
+        "position_offset": 123_456,
+    },
+    "an offset for each sequence": {"S": 7, "position_offset": np.array([-3, 4000], np.int32)},
+    "positions and an offset": {"S": 3, "positions": np.array([4, 1, 9]), "position_offset": 50},
+    "rotation alone": {"S": 9, "norm_eps": None, "scales": False, "rotary_dim": 4},
+    "scaled, not normalised": {"S": 9, "D": 10, "norm_eps": None, "rope_interleaved": True},
+    "a head of 256": {"B": 1, "S": 5, "Hq": 2, "Hkv": 1, "D": 256, "rope_interleaved": True},
 }
 
 
@@ -52,15 +66,20 @@ def test_any_shape_is_within_the_budget(implementation):
                 "Dv": st.integers(1, 40),
                 "dtype": st.sampled_from(["float32", "bfloat16"]),
                 "scales": st.booleans(),
-                "norm_eps": st.sampled_from([1e-6, 1e-2]),
+                "norm_eps": st.sampled_from([1e-6, 1e-2, None]),
                 "rope_theta": st.sampled_from([100.0, 1e6]),
+                "rope_interleaved": st.booleans(),
+                "position_offset": st.integers(-1000, 1000),
                 "seed": st.integers(0, 99),
             }
         ),
         st.integers(1, 3),
+        st.floats(0, 1),
     )
-    def check(sizes, group):
-        assert_within_budget(implementation, oracle.draw(Hq=group * sizes["Hkv"], **sizes))
+    def check(sizes, group, turning):
+        rotary_dim = 2 * max(1, round(turning * sizes["D"] / 2))
+        case = oracle.draw(Hq=group * sizes["Hkv"], rotary_dim=rotary_dim, **sizes)
+        assert_within_budget(implementation, case)
 
     check()
 
@@ -75,6 +94,29 @@ def test_position_zero_does_not_turn(implementation):
     expected = x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6)
     np.testing.assert_allclose(q, expected.transpose(0, 2, 1, 3), rtol=1e-6)
     np.testing.assert_array_equal(v, case.v.transpose(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("implementation", calls.IMPLEMENTATIONS)
+def test_lanes_that_do_not_turn_stay_as_they_are(implementation):
+    case = oracle.draw(S=3, D=20, scales=False)
+    q, k, _ = calls.IMPLEMENTATIONS[implementation](
+        case.q, case.k, case.v, norm_eps=None, rotary_dim=6, position_offset=77
+    )
+    for x, got in ((case.q, q), (case.k, k)):
+        np.testing.assert_array_equal(got[..., 6:], x.transpose(0, 2, 1, 3)[..., 6:])
+        assert (got[..., :6] != x.transpose(0, 2, 1, 3)[..., :6]).all()
+
+
+@pytest.mark.parametrize("implementation", calls.IMPLEMENTATIONS)
+def test_an_interleaved_head_is_a_half_split_one_with_its_lanes_in_another_order(implementation):
+    """In either convention scores are the same: the sums over lanes have other orders only."""
+    case = oracle.draw(S=6, D=12, scales=False)
+    step = calls.IMPLEMENTATIONS[implementation]
+    order = np.arange(12).reshape(2, 6).T.ravel()  # 0, 6, 1, 7, …: neighbours are half-split pairs
+    half_split = step(case.q, case.k, case.v)
+    interleaved = step(case.q[..., order], case.k[..., order], case.v, rope_interleaved=True)
+    for x, y in zip(half_split[:2], interleaved[:2], strict=True):
+        np.testing.assert_allclose(x[..., order], y, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("implementation", calls.IMPLEMENTATIONS)
@@ -118,14 +160,20 @@ W = np.ones(8, np.float32)
 REFUSED = [
     ({"q": Q[0]}, "q: got shape (5, 4, 8); it must be [B, S, H, D] without an empty axis. Split"),
     ({"k": K[:, :0]}, "k: got shape (2, 0, 2, 8); it must be [B, S, H, D] without an empty"),
-    ({"q": Q.astype(int)}, "q: got dtype int32 (q has int32); q, k and v must share one of float"),
+    ({"q": None}, "q: got a NoneType; it must be a JAX or NumPy array. Convert it"),
+    ({"q": Q.astype(float)}, "q: got dtype float64 (q has float64); q, k and v must share one of"),
+    ({"q_scale": "x"}, "q_scale: got 'x', a str; it must be a JAX or NumPy array."),
+    (
+        {"q": Q.astype(np.int32)},
+        "q: got dtype int32 (q has int32); q, k and v must share one of float",
+    ),
     ({"v": V.astype(np.float16)}, "v: got dtype float16 (q has float32); q, k and v must share"),
     ({"k": K[:, :4], "v": V[:, :4]}, "q, k, v: got [B, S] of (2, 5), (2, 4) and (2, 4); they must"),
     ({"k": K[..., :6]}, "k: got head size 6; it must be q's, 8, for scores are their product."),
     (
         {"q": Q[..., :7], "k": K[..., :7]},
-        "q, k: got head size D=7; it must be even, because RoPE turns pairs (i, i + D/2). Use an "
-        "even head size.",
+        "q, k: got head size D=7; it must be even, because RoPE turns pairs of lanes. Use an even "
+        "head size.",
     ),
     ({"v": V[:, :, :1]}, "v: got 1 heads; it must have as many as k, 2. Check the reshape"),
     ({"q": Q[:, :, :3]}, "q: got 3 heads over 2 heads of k and v; the former must be a multiple"),
@@ -136,8 +184,35 @@ REFUSED = [
         "positions: got int32[4]; it must be integer [S=5] or [B=2, ",
     ),
     ({"positions": np.arange(5.0)}, "positions: got float32[5]; it must be integer [S=5]"),
-    ({"norm_eps": 0.0}, "norm_eps: got 0.0; it must be positive and finite. Leave it out"),
-    ({"rope_theta": float("nan")}, "rope_theta: got nan; it must be positive and finite."),
+    ({"positions": np.ones(5, bool)}, "positions: got bool[5]; it must be integer [S=5]"),
+    ({"positions": 3}, "positions: got int32[]; it must be integer [S=5] or [B=2, S=5], or None"),
+    ({"q": Q > 0}, "q: got dtype bool (q has bool); q, k and v must share one of float32"),
+    ({"positions": np.full(5, 2**31)}, "positions: got 2147483648; it must fit int32. Subtract"),
+    ({"positions": jnp.full(5, 3e9, "uint32")}, "positions: got 3000000000; it must fit int32."),
+    ({"positions": [[0], [1, 2]]}, "positions: got [[0], [1, 2]], a list; it must be a JAX or"),
+    ({"position_offset": 1.0}, "position_offset: got 1.0; it must be an int32, a scalar or"),
+    ({"position_offset": True}, "position_offset: got True; it must be an int32, a scalar or"),
+    ({"position_offset": "3"}, "position_offset: got '3'; it must be an int32, a scalar or"),
+    ({"position_offset": 2**40}, "position_offset: got 1099511627776; it must fit int32."),
+    ({"position_offset": np.array([2**40, 0])}, "position_offset: got 1099511627776; it must fit"),
+    (
+        {"position_offset": np.arange(5)},
+        "position_offset: got int64[5]; it must be an int32, a scalar or [B=2]. What differs by "
+        "token goes into positions.",
+    ),
+    ({"rotary_dim": 3}, "rotary_dim: got 3; it must be even and from 2 to D=8, because RoPE turns"),
+    ({"rotary_dim": 10}, "rotary_dim: got 10; it must be even and from 2 to D=8"),
+    ({"rotary_dim": 0}, "rotary_dim: got 0; it must be even and from 2 to D=8"),
+    (
+        {"rotary_dim": 0.5},
+        "rotary_dim: got 0.5; it must be a Python int, or None for all D=8 lanes. Of a fraction "
+        "pass int(fraction * D).",
+    ),
+    ({"rope_interleaved": 1}, "rope_interleaved: got 1; it must be True, for pairs (2i, 2i + 1)"),
+    ({"norm_eps": 0.0}, "norm_eps: got 0.0; it must be positive and finite in float32. Leave it"),
+    ({"norm_eps": 1e-40}, "norm_eps: got 1e-40; it must be positive and finite in float32."),
+    ({"rope_theta": 10**400}, "it must be positive and finite in float32. Leave it out"),
+    ({"rope_theta": float("nan")}, "rope_theta: got nan; it must be positive and finite"),
     (
         {"implementation": "palas"},
         "implementation: got 'palas'; it must be one of ('xla', 'pallas') or None. Did you mean "
@@ -163,8 +238,11 @@ def test_wrong_arguments_are_value_errors(changes, message):
 
 @pytest.mark.parametrize("name", ["norm_eps", "rope_theta"])
 def test_constants_are_python_floats(name):
-    with pytest.raises(TypeError, match=rf"{name}: got a \w+; it must be a Python float, fixed"):
-        qk_norm_rope(Q, K, V, **{name: jnp.float32(1)})
+    for value in (jnp.float32(1), True):
+        with pytest.raises(
+            TypeError, match=rf"{name}: got a \w+; it must be a Python float, fixed"
+        ):
+            qk_norm_rope(Q, K, V, **{name: value})
 
 
 def test_pallas_never_falls_back():

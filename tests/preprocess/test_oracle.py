@@ -44,15 +44,27 @@ WRONG = {
     "rotated backwards": (with_case(positions=-np.arange(33)), {"q", "k", "dq", "dq_scale"}),
     "another theta": (with_case(rope_theta=10_100.0), {"q", "k", "dq"}),
     "another epsilon": (with_case(norm_eps=1e-5), {"q", "k", "dq"}),
+    "the other pairs": (with_case(rope_interleaved=True), {"q", "k", "dq", "dk", "dq_scale"}),
+    "fewer lanes turn": (with_case(rotary_dim=14), {"q", "k", "dq", "dk", "dq_scale"}),
+    "an offset": (with_case(position_offset=1), {"q", "k", "dq", "dk", "dq_scale"}),
+    "not normalised": (with_case(norm_eps=None), {"q", "k", "dq", "dk", "dq_scale"}),
     "no scale": (with_case(q_scale=np.ones(16, np.float32)), {"q", "dq"}),
     "a token left out of the scale's gradient": (drop_last_token, {"dq_scale", "dk_scale"}),
     "one value": (one_value, {"q"}),
 }
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_plain_computation_is_within_the_budget(dtype):
-    case = oracle.draw(S=33, D=16, dtype=dtype)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dtype": "bfloat16"},
+        {"rope_interleaved": True, "rotary_dim": 10, "position_offset": np.array([7, 100])},
+        {"norm_eps": None},
+    ],
+)
+def test_the_plain_computation_is_within_the_budget(options):
+    case = oracle.draw(S=33, D=16, **options)
     outputs, grads = map(values, oracle.plain(case))
     assert max(oracle.excesses(case, outputs, grads).values()) <= 1 / oracle.FACTOR
 
@@ -65,8 +77,9 @@ def test_a_wrong_computation_is_not(name):
     assert expected <= found
 
 
-def test_complex_steps_agree_with_finite_differences():
-    case = oracle.draw(B=1, S=3, Hq=1, Hkv=1, D=4)
+@pytest.mark.parametrize("options", [{}, {"rope_interleaved": True, "rotary_dim": 4}])
+def test_complex_steps_agree_with_finite_differences(options):
+    case = oracle.draw(B=1, S=3, Hq=1, Hkv=1, D=6, **options)
     grads = oracle.gradients(case)
     for i, name in enumerate(oracle.NAMES):
         x = getattr(case, name).astype(np.float64)

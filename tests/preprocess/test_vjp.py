@@ -10,8 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smalti.preprocess import qk_norm_rope
-
 from . import calls, oracle
 
 CASE = oracle.draw(B=3, S=6)
@@ -58,6 +56,17 @@ def test_vmap_over_scales_and_positions():
     got = jax.jit(jax.vmap(step, axes))(*ARGUMENTS[:3], *stack)
     for i in range(2):
         assert_close([x[i] for x in got], step(*ARGUMENTS[:3], *(x[i] for x in stack)))
+
+
+def test_an_offset_may_be_traced_and_mapped():
+    offsets = np.array([7, 0, -2], np.int32)
+    one_each = step(*ARGUMENTS, offsets)
+    mapped = jax.vmap(step, (0, 0, 0, None, None, None, 0))
+    single = [x[:, None] for x in ARGUMENTS[:3]]
+    assert_close([x[:, 0] for x in jax.jit(mapped)(*single, *ARGUMENTS[3:], offsets)], one_each)
+    for i, offset in enumerate(offsets):
+        alone = step(*(x[i : i + 1] for x in ARGUMENTS[:3]), *ARGUMENTS[3:], offset)
+        assert_close(alone, [x[i : i + 1] for x in one_each])
 
 
 def test_checkpoint_and_scan_keep_the_gradients(gradients):
@@ -109,6 +118,7 @@ SHARDED = """
         found = oracle.excesses(case, *calls.with_gradients(call, case))
         assert max(found.values()) <= 1, found
 
+    check(sharded(8, True))
     check(sharded(8, True, check_vma=False))
     check(sharded(1, pltpu.InterpretParams()))
     print("all checked")
@@ -117,7 +127,7 @@ SHARDED = """
 
 @pytest.mark.slow
 def test_shard_map_over_the_batch_on_eight_devices():
-    """Compiled for TPUs it also passes the default checks: see `test_compile`, four-devices."""
+    """With the default checks and without; compiled: see `test_compile`, four-devices."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(SHARDED)],
         env={
@@ -130,15 +140,3 @@ def test_shard_map_over_the_batch_on_eight_devices():
         timeout=240,
     )
     assert done.stdout == "all checked\n", done.stderr
-
-
-def test_interpretation_inside_shard_map_says_what_to_do():
-    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    spec = jax.sharding.PartitionSpec("data")
-
-    @jax.shard_map(mesh=mesh, in_specs=spec, out_specs=spec)
-    def run(q, k, v):
-        return qk_norm_rope(q, k, v, implementation="pallas", interpret=True)
-
-    with pytest.raises(NotImplementedError, match=r"interpret: got True inside shard_map"):
-        run(*ARGUMENTS[:3])

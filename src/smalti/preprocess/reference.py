@@ -6,29 +6,38 @@ Differentiated by JAX itself, in both modes and to any order.
 import jax
 import jax.numpy as jnp
 
-from .rope import cos_sin
+from .rope import Rope, cosine, sine, turned
 
 
-def rms_norm(x, scale, eps: float):
-    """``x / sqrt(mean(x²) + eps) · scale`` over the last axis, in float32."""
-    x = x.astype(jnp.float32)
-    x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x if scale is None else x * scale.astype(jnp.float32)
+def rms_norm(x, eps: float):
+    """``x / sqrt(mean(x²) + eps)`` over the last axis."""
+    return x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
 
 
-def rotate_half_split(x, cos, sin):
-    """Turn the pair ``(x[i], x[i + D/2])`` by its angle; ``cos, sin [..., D/2]``."""
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+def rotate(x, cos, sin, rope: Rope):
+    """Turn the pairs of ``x [..., D]`` by their angles; ``cos, sin [..., rotary_dim/2]``."""
+    turning, still = jnp.split(x, [rope.rotary_dim], axis=-1)
+    if rope.interleaved:
+        a, b = turning[..., 0::2], turning[..., 1::2]
+        turning = jnp.stack([a * cos - b * sin, b * cos + a * sin], axis=-1)
+        turning = turning.reshape(*still.shape[:-1], rope.rotary_dim)
+    else:
+        a, b = jnp.split(turning, 2, axis=-1)
+        turning = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    return jnp.concatenate([turning, still], axis=-1)
 
 
-def qk_norm_rope(q, k, v, q_scale, k_scale, positions, *, norm_eps: float, rope_theta: float):
-    """As the public function, with ``positions`` given: ``[S]`` or ``[B, S]``."""
-    cos, sin = cos_sin(positions, q.shape[-1], rope_theta)
-    cos, sin = cos[..., None, :], sin[..., None, :]  # one angle for all heads
+def qk_norm_rope(q, k, v, q_scale, k_scale, positions, *, norm_eps: float | None, rope: Rope):
+    """As the public function, with ``positions`` given: int32 ``[S]`` or ``[B, S]``."""
+    angle = turned(positions[..., None, None], *rope.steps)  # one for all heads
+    cos, sin = cosine(angle), sine(angle)
 
     def prepare(x, scale):
-        rotated = rotate_half_split(rms_norm(x, scale, norm_eps), cos, sin)
-        return jnp.swapaxes(rotated.astype(x.dtype), 1, 2)
+        y = x.astype(jnp.float32)
+        if norm_eps is not None:
+            y = rms_norm(y, norm_eps)
+        if scale is not None:
+            y = y * scale.astype(jnp.float32)
+        return jnp.swapaxes(rotate(y, cos, sin, rope).astype(x.dtype), 1, 2)
 
     return prepare(q, q_scale), prepare(k, k_scale), jnp.swapaxes(v, 1, 2)

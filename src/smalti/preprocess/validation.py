@@ -1,19 +1,39 @@
 """What `qk_norm_rope` accepts; messages say the argument, what it got, what it takes, advice."""
 
 import difflib
-import math
 import numbers
 
+import jax
 import jax.numpy as jnp
-from jax.experimental.pallas import tpu as pltpu
+import numpy as np
+from jax import core
+
+from smalti.tpu.launch import check_interpret
 
 IMPLEMENTATIONS = ("xla", "pallas")
 DTYPES = ("float32", "bfloat16", "float16")
 KERNEL_DTYPES = ("float32", "bfloat16")
 
 
+def as_array(name: str, x):
+    """As a JAX array. Raises ValueError for what is none."""
+    try:
+        return jnp.asarray(x)
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(
+            f"{name}: got {x!r}, a {type(x).__name__}; it must be a JAX or NumPy array. Convert it "
+            "with jnp.asarray."
+        ) from None
+
+
 def check_projections(q, k, v) -> None:
+    """As they were given: JAX rounds an array of NumPy's float64."""
     for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, jax.Array | np.ndarray):
+            raise ValueError(
+                f"{name}: got a {type(x).__name__}; it must be a JAX or NumPy array. Convert it "
+                "with jnp.asarray."
+            )
         if x.ndim != 4 or 0 in x.shape:
             raise ValueError(
                 f"{name}: got shape {x.shape}; it must be [B, S, H, D] without an empty axis. "
@@ -38,7 +58,7 @@ def check_projections(q, k, v) -> None:
         )
     if D % 2:
         raise ValueError(
-            f"q, k: got head size D={D}; it must be even, because RoPE turns pairs (i, i + D/2). "
+            f"q, k: got head size D={D}; it must be even, because RoPE turns pairs of lanes. "
             "Use an even head size."
         )
     if v.shape[2] != Hkv:
@@ -63,25 +83,80 @@ def check_scale(name: str, scale, D: int) -> None:
         )
 
 
-def check_positions(positions, B: int, S: int) -> None:
+def check_positions(positions, given, B: int, S: int) -> None:
+    """given: positions before `as_array`, which wraps 64 bits."""
     if positions is None:
         return
+    check_range("positions", given)
     if positions.shape not in ((S,), (B, S)) or not jnp.issubdtype(positions.dtype, jnp.integer):
         raise ValueError(
             f"positions: got {positions.dtype}{list(positions.shape)}; it must be integer [S={S}] "
-            f"or [B={B}, S={S}], or None for 0 … S−1. Cast with positions.astype(jnp.int32)."
+            f"or [B={B}, S={S}], or None for 0 … S−1. Cast with positions.astype(jnp.int32); a "
+            "shift alone is position_offset."
+        )
+
+
+def check_range(name: str, given) -> None:
+    """Raises ValueError for known integers beyond int32."""
+    if isinstance(given, core.Tracer) or getattr(given, "dtype", None) == jnp.int32:
+        return
+    known = np.asarray(given)
+    if known.dtype.kind in "iu" and known.size:
+        for value in (int(known.min()), int(known.max())):
+            if not -(2**31) <= value < 2**31:
+                raise ValueError(
+                    f"{name}: got {value}; it must fit int32. Subtract a constant: attention sees "
+                    "differences of positions alone."
+                )
+
+
+def check_offset(offset, B: int) -> None:
+    if isinstance(offset, int) and not isinstance(offset, bool):
+        return check_range("position_offset", offset)
+    if isinstance(offset, np.ndarray | np.integer | jax.Array):
+        if offset.shape in ((), (B,)) and jnp.issubdtype(offset.dtype, jnp.integer):
+            return check_range("position_offset", offset)
+        got = f"{offset.dtype}{list(offset.shape)}"
+    else:
+        got = repr(offset)
+    raise ValueError(
+        f"position_offset: got {got}; it must be an int32, a scalar or [B={B}]. What differs by "
+        "token goes into positions."
+    )
+
+
+def check_rotary(rotary_dim, interleaved, D: int) -> None:
+    if not isinstance(interleaved, bool | np.bool_):
+        raise ValueError(
+            f"rope_interleaved: got {interleaved!r}; it must be True, for pairs (2i, 2i + 1), or "
+            "False, for (i, i + rotary_dim/2)."
+        )
+    if rotary_dim is None:
+        return
+    if not isinstance(rotary_dim, int | np.integer) or isinstance(rotary_dim, bool):
+        raise ValueError(
+            f"rotary_dim: got {rotary_dim!r}; it must be a Python int, or None for all D={D} lanes."
+            " Of a fraction pass int(fraction * D)."
+        )
+    if not 2 <= rotary_dim <= D or rotary_dim % 2:
+        raise ValueError(
+            f"rotary_dim: got {rotary_dim}; it must be even and from 2 to D={D}, because RoPE "
+            "turns pairs of lanes. Leave it out to turn all of them."
         )
 
 
 def check_constant(name: str, value) -> None:
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(
             f"{name}: got a {type(value).__name__}; it must be a Python float, fixed when the "
             f"function is traced. Pass float({name})."
         )
-    if not (math.isfinite(value) and float(value) > 0):
+    limits = np.finfo(np.float32)
+    if value < float(limits.tiny) or not value <= float(limits.max):
+        without = " None leaves the normalisation out." if name == "norm_eps" else ""
         raise ValueError(
-            f"{name}: got {value}; it must be positive and finite. Leave it out to get the default."
+            f"{name}: got {value}; it must be positive and finite in float32. Leave it out to get "
+            "the default." + without
         )
 
 
@@ -93,11 +168,7 @@ def check_implementation(implementation, interpret) -> None:
             f"implementation: got {implementation!r}; it must be one of {IMPLEMENTATIONS} or None. "
             f"{advice}"
         )
-    if not (interpret is None or isinstance(interpret, bool | pltpu.InterpretParams)):
-        raise ValueError(
-            f"interpret: got {interpret!r}; it must be True, False, None or a "
-            "jax.experimental.pallas.tpu.InterpretParams. Leave it out to compile."
-        )
+    check_interpret(interpret)
     if interpret and implementation != "pallas":
         raise ValueError(
             f"interpret: got {interpret!r} with implementation={implementation!r}; only Pallas "

@@ -22,10 +22,11 @@ def outputs(case, **options):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_do_not_depend_on_the_tile_or_the_run(dtype):
     case = oracle.draw(S=21, dtype=dtype)
-    whole = outputs(case)
-    for got in (outputs(case), outputs(case, block_s=8)):
-        for x, expected in zip(got, whole, strict=True):
-            np.testing.assert_array_equal(x, expected)
+    whole, cut = outputs(case), outputs(case, block_s=8)
+    interpreter.assert_same_but_for_rounding(cut, whole)
+    assert max(oracle.excesses(case, cut).values()) <= 1
+    for x, expected in zip(outputs(case), whole, strict=True):
+        np.testing.assert_array_equal(x, expected)
 
 
 def test_a_token_reaches_only_its_own_row():
@@ -42,6 +43,6 @@ def test_a_token_reaches_only_its_own_row():
 @pytest.mark.parametrize("sizes", interpreter.SIZES)
 def test_in_tpu_interpret_mode(sizes):
     case = oracle.draw(**sizes)
-    found = outputs(case, block_s=8, interpret=interpreter.STRICT)
+    found = outputs(case, block_s=8, interpret=interpreter.STRICT, **interpreter.options(case))
     assert not interpreter.races_found()
     assert max(oracle.excesses(case, found).values()) <= 1

@@ -1,4 +1,4 @@
-"""What the forward and the backward kernel share: shapes, block sizes and the rotation.
+"""What the forward and the backward kernel share: configuration, shapes and block sizes.
 
 Both kernels see the projections as ``[B, S, H·D]``, which is how a matrix product leaves them: a
 head is then a range of lanes, and writing it to ``[B, H, S, D]`` moves whole rows, so the layout
@@ -11,11 +11,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
-LANES = 128
-# Half of the 16 MiB of scoped VMEM that a kernel gets unless its user asks for more; the other
-# half is for what the body holds in float32.
-VMEM_BUDGET_BYTES = 8 * 2**20
+from smalti.tpu.lanes import round_up
+from smalti.varying import vary_like
+
+from ..rope import Rope
+from .lanes import heads_in_chunk, partner_matrix
+from .rotation import steps_by_lane
+
+# The batch is the inner axis of the grid, and angles are computed for its first element.
+COMPILER_PARAMS = pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"))
+
+# Three quarters of the 16 MiB of scoped VMEM that a kernel gets unless its user asks for more; the
+# rest is for what the body holds in float32. Larger tiles wait less: of 256 rows the kernels take a
+# tenth longer than of 512.
+VMEM_BUDGET_BYTES = 12 * 2**20
 # The smallest is the sublane tile of 16-bit types.
 BLOCK_S_CHOICES = (512, 256, 128, 64, 32, 16)
 
@@ -24,7 +35,8 @@ BLOCK_S_CHOICES = (512, 256, 128, 64, 32, 16)
 class Config:
     """What is fixed when the step is traced. ``block_s=None`` chooses by VMEM."""
 
-    norm_eps: float
+    norm_eps: float | None  # None: no normalisation
+    rope: Rope
     interpret: Any = False
     block_s: int | None = None
 
@@ -33,7 +45,7 @@ class Config:
 class Shapes:
     """The sizes of one call, and the blocks they imply. Grid: (sequence tiles, B).
 
-    The batch is the inner dimension, so that tables shared by it are fetched once per tile.
+    The batch is the inner dimension, so that angles shared by it are computed once per tile.
     """
 
     B: int
@@ -49,16 +61,21 @@ class Shapes:
         B, S, Hq, D = q.shape
         return cls(B, S, Hq, k.shape[2], D, v.shape[3], q.dtype.itemsize)
 
-    def block_s(self, *, copies: int, wanted: int | None) -> int:
-        """Rows in a tile: S itself if that fits, else a multiple of the sublane tile.
+    @property
+    def width(self) -> int:
+        """Lanes of a full chunk of heads."""
+        return heads_in_chunk(self.D, self.itemsize) * self.D
 
-        ``copies`` counts the times that Q, K and V pass through VMEM, in whichever layout.
-        """
+    def block_s(self, wanted: int | None, *, gradients: bool) -> int:
+        """Rows in a tile: S itself if that fits, else a multiple of the sublane tile."""
         if wanted is None:
-            heads = self.Hq + self.Hkv
-            lanes = heads * round_up(self.D, LANES) + self.Hkv * round_up(self.Dv, LANES)
-            tables = 2 * round_up(self.D, LANES) * 4
-            row_bytes = 2 * (copies * lanes * self.itemsize + tables)  # double-buffered
+            queries_and_keys, values = self.Hq + self.Hkv, self.Hkv
+            in_lanes = round_up(self.Hq * self.D) + round_up(self.Hkv * self.D)
+            lanes = (2 if gradients else 1) * in_lanes + round_up(values * self.Dv)
+            lanes += queries_and_keys * round_up(self.D) + values * round_up(self.Dv)
+            tables = 2 if gradients else 4
+            row_bytes = 2 * lanes * self.itemsize  # double-buffered
+            row_bytes += tables * round_up(self.width) * 4
             fits = [n for n in BLOCK_S_CHOICES if n * row_bytes <= VMEM_BUDGET_BYTES]
             wanted = fits[0] if fits else BLOCK_S_CHOICES[-1]
         return min(self.S, wanted)
@@ -71,66 +88,32 @@ class Shapes:
         """A tile ``[H, block_s, D]`` of ``[B, H, S, D]``."""
         return pl.BlockSpec((None, heads, block_s, dim), lambda i, b: (b, 0, i, 0))
 
-    def table(self, block_s: int, table) -> pl.BlockSpec:
-        """A tile ``[block_s, D]`` of ``[B or 1, S, D]``."""
-        shared = table.shape[0] == 1
-        return pl.BlockSpec((None, block_s, self.D), lambda i, b: (0 if shared else b, i, 0))
 
-    def scale(self) -> pl.BlockSpec:
-        """All of ``[1, D]``."""
-        return pl.BlockSpec((1, self.D), lambda i, b: (0, 0))
+def whole(x) -> pl.BlockSpec:
+    """All of a constant of two axes, copied once."""
+    return pl.BlockSpec(x.shape, lambda i, b: (0, 0))
 
 
-def round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
+def row(positions) -> pl.BlockSpec:
+    """A tile ``[1, n]`` of `rotation.tiled_positions`."""
+    shared = positions.shape[0] == 1
+    block = (None, None, *positions.shape[2:])
+    return pl.BlockSpec(block, lambda i, b: (0 if shared else b, i, 0, 0))
+
+
+def constants(config: Config, width: int, like: jax.Array) -> tuple[jax.Array, ...]:
+    """The operands of both kernels that say who turns with whom and how far."""
+    heads = width // config.rope.head_dim
+    whole, rest = steps_by_lane(config.rope, heads)
+    partner = jnp.asarray(partner_matrix(config.rope, heads), jnp.bfloat16)
+    return vary_like((partner, jnp.asarray(whole), jnp.asarray(rest)), like)
+
+
+def scale_by_lane(scale_ref, width: int) -> jax.Array:
+    """Inside a kernel, a scale ``[1, D]`` for the lanes of a chunk of heads, ``[1, width]``."""
+    return jnp.concatenate([scale_ref[...]] * (width // scale_ref.shape[1]), axis=1)
 
 
 def heads_in_lanes(x: jax.Array) -> jax.Array:
     """``[B, S, H, D]`` as ``[B, S, H·D]``."""
     return x.reshape(*x.shape[:2], -1)
-
-
-def head(h: int, dim: int) -> slice:
-    """The lanes of head ``h``."""
-    return slice(h * dim, (h + 1) * dim)
-
-
-def rotation_tables(cos: jax.Array, sin: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """``[..., S, D/2]`` → ``[B or 1, S, D]``, with the sign of the rotation in the sine.
-
-    A row of D/2 lanes would take up as much memory, for it is padded to 128.
-    """
-    cos = jnp.concatenate([cos, cos], axis=-1)
-    sin = jnp.concatenate([-sin, sin], axis=-1)
-    return (cos, sin) if cos.ndim == 3 else (cos[None], sin[None])
-
-
-def partner(x):
-    """Each lane's partner in its rotation, ``i ↔ i + D/2``; its own inverse.
-
-    Only this and `rotation_tables` know the convention of the pairs.
-    """
-    half = x.shape[-1] // 2
-    return jnp.concatenate([x[:, half:], x[:, :half]], axis=-1)
-
-
-def rotate(x, cos, sin):
-    return x * cos + partner(x) * sin
-
-
-def rotate_transposed(g, cos, sin):
-    """The gradient of `rotate` in ``x``."""
-    return g * cos + partner(g * sin)
-
-
-def normalized(x, eps: float):
-    """``x / rms(x)`` and ``1 / rms(x)``: ``[block_s, D]`` and ``[block_s, 1]``, float32."""
-    x = x.astype(jnp.float32)
-    inverse_rms = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x * inverse_rms, inverse_rms
-
-
-def out_struct(like: jax.Array, shape, dtype) -> jax.ShapeDtypeStruct:
-    """An output that varies over the same mesh axes as ``like``, as `shard_map` demands."""
-    varying = jax.typeof(like).manual_axis_type
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=varying)
