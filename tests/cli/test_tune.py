@@ -1,6 +1,5 @@
 """`smalti estimate tune`, with made-up times; once with the compiler."""
 
-import importlib.util
 import json
 import re
 import shlex
@@ -13,6 +12,7 @@ from smalti.block_table import attention_class
 from smalti.cli import tune_run
 from smalti.estimate import CompilerMissing
 from smalti.estimate.tune import Trial
+from tests.support.libtpu import needs_libtpu
 
 SHAPE = "B=1,Hq=8,Hkv=8,S=2048,D=128"
 LABEL = "estimate; made up"
@@ -35,7 +35,7 @@ class Measure:
         if 2048 in variant.blocks.values():
             return Trial(reason=f"VMEM is exhausted on {chip}")
         cycles = 1e9 / (variant.blocks["block_q"] * variant.blocks["block_kv"])
-        cycles += variant.blocks["block_kv_compute"]
+        cycles += variant.blocks.get("block_kv_compute", 0)
         return Trial(cycles=cycles, time_ns=cycles / 1.75, bytes_hbm=1 << 20, bound="MXU")
 
 
@@ -60,6 +60,18 @@ def tune(smalti, tmp_path, measure):
 
 def entries(tmp_path):
     return block_table.load(tmp_path / "table.json")
+
+
+def test_ours_are_tuned_as_the_peers_are(tune, tmp_path):
+    done = tune("--pass", "backward", subject="ours")
+    assert done.code == 0
+    (entry,) = entries(tmp_path)
+    assert entry["blocks"] == {"block_q": 512, "block_kv": 1024}
+    assert entry["same"]["pass"] == "backward"
+    assert (entry["candidates"], entry["missed"]) == (4, 0)
+    done = tune("--pass", "both", subject="ours")
+    assert done.code == 2
+    assert "ours has blocks for forward and for backward; tune each" in done.line
 
 
 def test_the_best_goes_to_the_table_with_where_it_comes_from(tune, tmp_path):
@@ -219,7 +231,10 @@ def test_a_case_that_a_peer_refuses_says_why(smalti, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"subject": "splahs"}, "SUBJECT: unknown subject 'splahs'; known: splash, .*'splash'"),
+        (
+            {"subject": "splahs"},
+            "SUBJECT: unknown subject 'splahs'; known: ours, splash, .*'splash'",
+        ),
         ({"shape": "B=1,Hq=8"}, "shape: Hkv, Sq, Sk, D missing"),
         ({"subject": "matmul"}, "--shape 'B=1.*: matmul's is M=1024,K=1024,N=1024"),
         ({"subject": "matmul", "shape": "M=0,K=1,N=1"}, "matmul's is M=1024,K=1024,N=1024"),
@@ -271,7 +286,7 @@ def test_what_every_candidate_would_meet_ends_the_search(tune, measure):
     assert (done.code, done.line) == (1, "libtpu, the TPU compiler, is not installed")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed")
+@needs_libtpu
 @pytest.mark.slow
 def test_a_product_is_tuned_for_real(smalti, tmp_path, monkeypatch):
     """By two processes, which make the candidates anew."""

@@ -11,8 +11,7 @@ from smalti.estimate import compile_for
 from smalti.estimate import self_test as module
 from smalti.estimate.errors import DumpUnreadable
 from smalti.estimate.self_test import TESTED, self_test
-
-from .compile.kernels import needs_libtpu
+from tests.support.libtpu import needs_libtpu
 
 pytestmark = [needs_libtpu, pytest.mark.slow]
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from smalti.cli.attention import attention
+from smalti.cli.bench import bench
 from smalti.cli.calibrate import calibrate
 from smalti.cli.compare import compare_files
 from smalti.cli.fn import fn
@@ -56,4 +57,5 @@ def _estimate(
 estimate.command("attention")(attention)
 estimate.command("fn")(fn)
 estimate.command("tune")(tune)
+estimate.command("bench")(bench)
 estimate.command("calibrate")(calibrate)

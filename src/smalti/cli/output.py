@@ -2,7 +2,7 @@
 
 import importlib.util
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,8 +36,16 @@ def check(json: Path | None, chart: Path | None) -> None:
         _check_writable("--chart", chart)
 
 
-def write(record: Mapping[str, Any], json: Path | None, chart: Path | None) -> None:
-    """What was asked for in files; says where it went on stderr."""
+def write(
+    record: Mapping[str, Any],
+    json: Path | None,
+    chart: Path | None,
+    draw: Callable[[Any, Path], None] | None = None,
+) -> None:
+    """What was asked for in files; says where it went on stderr.
+
+    draw: the chart of a record that `smalti.estimate.report` does not know.
+    """
     from smalti.estimate.report import record_text
 
     if json == STDOUT:
@@ -45,7 +53,8 @@ def write(record: Mapping[str, Any], json: Path | None, chart: Path | None) -> N
     elif json is not None:
         _write(json, lambda: json.write_text(record_text(record), encoding="utf-8"))
     if chart is not None:
-        from smalti.estimate.report.chart import draw
+        if draw is None:
+            from smalti.estimate.report.chart import draw
 
         _write(chart, lambda: draw(record, chart))
 

@@ -14,7 +14,7 @@ _SHOWN = 10  # candidates in the table on the screen, unless --verbose
 
 def tune(
     subject: Annotated[
-        str, typer.Argument(metavar="SUBJECT", help="splash, tokamax, jax_flash or matmul.")
+        str, typer.Argument(metavar="SUBJECT", help="ours, splash, tokamax, jax_flash or matmul.")
     ],
     shape: Annotated[
         str,
@@ -68,7 +68,7 @@ def tune(
     if minutes is not None and not minutes > 0:
         raise ValueError(f"--minutes {minutes:g}: more than 0")
     find_target(chip)
-    asked = Asked(shape, which, mask, dtype)
+    asked = Asked(shape, chip, which, mask, dtype)
     grid = grid_of(subject, asked)
     label = label_of(chip, which, dtype)
     before = block_table.find(  # a damaged table is found before the work, not after

@@ -1,15 +1,16 @@
 """What `smalti estimate tune` can search: kernels with a grid of blocks.
 
-A subject is one function, from what was asked to a `Grid`; ours join the list when there are some.
+A subject is one function, from what was asked to a `Grid`.
 """
 
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from smalti.block_table import ShapeClass, attention_class, matmul_class
+from smalti.cli.ours import OURS, our_variant
 from smalti.estimate.peers import (
     PASSES,
     AttentionCase,
@@ -17,6 +18,7 @@ from smalti.estimate.peers import (
     attention_variants,
     matmul_variant,
 )
+from smalti.estimate.peers.arrays import clip
 from smalti.estimate.peers.case import known
 
 
@@ -25,6 +27,7 @@ class Asked:
     """The command's options, as they were given; None where they were not."""
 
     shape: str
+    chip: str = "v6e"
     which: str | None = None
     mask: str | None = None
     dtype: str | None = None
@@ -46,7 +49,11 @@ def grid_of(subject: str, asked: Asked) -> Grid:
     return SUBJECTS[subject](asked)
 
 
-def _attention(peer: str) -> Callable[[Asked], Grid]:
+def _attention(
+    variants: Callable[[AttentionCase, str, str], Sequence[Variant]],
+) -> Callable[[Asked], Grid]:
+    """variants: from case, pass and chip."""
+
     def grid(asked: Asked) -> Grid:
         which, mask = asked.which or "forward", asked.mask or "causal"
         known("--pass", which, PASSES, noun="pass")
@@ -55,7 +62,7 @@ def _attention(peer: str) -> Callable[[Asked], Grid]:
         sizes |= {"D": case.D, "Dv": case.value_dim}
         per_head = {key: size for key, size in sizes.items() if key != "B"}
         return Grid(
-            variants=attention_variants(peer, case, which),
+            variants=variants(case, which, asked.chip),
             shape_class=attention_class(which=which, dtype=case.dtype, mask=mask, **per_head),
             searched={**sizes, "dtype": case.dtype, "mask": mask, "pass": which},
             options=(
@@ -67,8 +74,33 @@ def _attention(peer: str) -> Callable[[Asked], Grid]:
     return grid
 
 
-# The sides of blocks, in the order of promise: a tall and wide result reads its operands less
-# often, and a long step has fewer beginnings, until VMEM is full.
+def _of_peer(peer: str) -> Callable[[AttentionCase, str, str], Sequence[Variant]]:
+    return lambda case, which, chip: attention_variants(peer, case, which)
+
+
+def _by_promise(sides: Mapping[str, Iterable[int]]) -> list[dict[str, int]]:
+    """All combinations of sides, each in the order of promise; none of them twice."""
+    distinct = {name: tuple(dict.fromkeys(side)) for name, side in sides.items()}
+    places = itertools.product(*(range(len(side)) for side in distinct.values()))
+    return [
+        {name: side[at] for (name, side), at in zip(distinct.items(), place, strict=True)}
+        for place in sorted(places, key=sum)
+    ]
+
+
+# block_q, block_kv of ours, the most promising first.
+_TILES = ((512, 1024), (512, 512), (256, 1024), (256, 512))
+
+
+def _ours(case: AttentionCase, which: str, chip: str) -> Sequence[Variant]:
+    if which == "both":
+        raise ValueError("--pass both: ours has blocks for forward and for backward; tune each")
+    tiles = dict.fromkeys((clip(q, case.Sq), clip(kv, case.Sk)) for q, kv in _TILES)
+    return [our_variant(case, which, chip, {"block_q": q, "block_kv": kv}) for q, kv in tiles]
+
+
+# A tall and wide result reads its operands less often, and a long step has fewer beginnings, until
+# VMEM is full.
 _SIDES = {"bm": (1024, 512, 2048, 256), "bk": (512, 1024, 2048, 256), "bn": (1024, 512, 2048, 256)}
 
 
@@ -87,13 +119,8 @@ def _matmul(asked: Asked) -> Grid:
         block: _dividing(size, _SIDES[block])
         for block, size in zip(_SIDES, sizes.values(), strict=True)
     }
-    places = itertools.product(*(range(len(side)) for side in sides.values()))
-    blocks = [
-        {name: side[at] for (name, side), at in zip(sides.items(), place, strict=True)}
-        for place in sorted(places, key=sum)
-    ]
     return Grid(
-        variants=[matmul_variant(m, k, n, **each) for each in blocks],
+        variants=[matmul_variant(m, k, n, **blocks) for blocks in _by_promise(sides)],
         shape_class=matmul_class(dtype=dtype, **sizes),
         searched={**sizes, "dtype": dtype},
         options=("--shape", _spelled(sizes), "--dtype", dtype),
@@ -109,6 +136,7 @@ def _spelled(sizes: Mapping[str, int]) -> str:
 
 
 SUBJECTS: dict[str, Callable[[Asked], Grid]] = {
-    **{peer: _attention(peer) for peer in ("splash", "tokamax", "jax_flash")},
+    OURS: _attention(_ours),
+    **{peer: _attention(_of_peer(peer)) for peer in ("splash", "tokamax", "jax_flash")},
     "matmul": _matmul,
 }

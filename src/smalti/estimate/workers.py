@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from smalti.estimate.errors import EstimateError
 
+_SECONDS_TO_CLEAN_UP = 2.0
+
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -73,10 +75,18 @@ def _processes(jobs: int) -> Iterator[ProcessPoolExecutor]:
 
 def _start() -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Ctrl-C reaches every process of the terminal: the first one tells the others. SystemExit
-    # leaves a compilation through its own cleaning up.
+    # Ctrl-C reaches every process of the terminal: the first one tells the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(*_) -> None:
+    """SystemExit leaves a compilation through its own cleaning up. The executor takes it for the
+    task's result and would wait for another, which never comes if its parent is ending too."""
+    timer = threading.Timer(_SECONDS_TO_CLEAN_UP, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+    sys.exit(1)
 
 
 def _end_with_parent() -> None:

@@ -1,21 +1,13 @@
 """Small functions with Pallas kernels, good and bad, for the compiler."""
 
-import importlib.util
-
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from smalti.estimate.compile.target import Target, find_target
 
 X = jax.ShapeDtypeStruct((512, 128), jnp.float32)
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None,
-    reason="libtpu, the TPU compiler, is not installed: pip install 'smalti[tpu]'",
-)
 
 
 def v6e() -> Target:

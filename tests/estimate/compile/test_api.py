@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 from smalti.estimate.compile import compile_for
 from smalti.estimate.errors import CompileFailed, CompilerMissing
+from tests.support.libtpu import needs_libtpu
 
-from .kernels import X, double, long_gather, needs_libtpu, scale_by_table
+from .kernels import X, double, long_gather, scale_by_table
 
 
 def test_without_libtpu_it_says_what_to_install(monkeypatch):

@@ -10,9 +10,9 @@ import pytest
 
 from smalti.estimate.compile import compile_for
 from smalti.estimate.compile.dumps import DUMP_FLAGS
+from tests.support.libtpu import needs_libtpu
 
 from .compile_directly import CASES
-from .kernels import needs_libtpu
 
 ROOT = Path(__file__).resolve().parents[3]
 

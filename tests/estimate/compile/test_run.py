@@ -97,14 +97,23 @@ def test_a_compiler_that_takes_too_long_is_stopped(child, tmp_path):
     assert_ended(tmp_path / "pid")
 
 
-def test_control_c_ends_the_child(child, tmp_path):
-    pid = tmp_path / "pid"
+def test_control_c_ends_the_child(child, tmp_path, monkeypatch):
+    waiting = threading.Event()
+
+    class Popen(subprocess.Popen):
+        def wait(self, timeout=None):
+            waiting.set()
+            return super().wait(timeout)
 
     def press():
+        # While it is being started, what ends it is its closed input: the tests below.
+        waiting.wait()
         while not pid.exists() or not pid.read_text().strip():
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGINT)
 
+    pid = tmp_path / "pid"
+    monkeypatch.setattr(subprocess, "Popen", Popen)
     # A process in the background of a script ignores Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

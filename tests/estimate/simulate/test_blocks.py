@@ -218,6 +218,7 @@ def products(*opcodes: str):
         ("vmatmul.s8.gmra.mxu0", 16),
         ("vmatmul.f8e4m3fn.gmra.mxu0", 32),
         ("vmatmul.bf8.bf16.gmra.mxu0", 32),
+        ("vmatmul.lmr.bf16.vlgmr.msra.gmra.16.mxu0", 16),
     ],
 )
 def test_a_product_keeps_an_mxu_for_its_rows(opcode, rows):

@@ -19,9 +19,9 @@ from smalti.chips import TENSOR_CORES
 from smalti.estimate import compile_for, simulate
 from smalti.estimate.errors import Unstated
 from smalti.estimate.module import read_module, schedule
+from tests.support.libtpu import needs_libtpu
 
 from .. import kernels
-from ..compile.kernels import needs_libtpu
 from ..kernels import TABLE, Shape, X
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
@@ -186,6 +186,32 @@ def test_where_scalars_stand_in_smem(cache):
         (shape, np.dtype(dtype), chip): (int(np.prod(shape)), 0) for shape, dtype, chip in cases
     }
     assert found == expected
+
+
+def test_a_table_whose_rows_come_with_the_steps(cache):
+    """Each step of the grid gets a row of its own: how many products it takes."""
+    lists = np.array([3, 0, 7, 2], np.int32).reshape(4, 1, 1)
+
+    def fn(x):
+        def kernel(row, x, out):
+            out[...] = x[...]
+
+            def body(i, carry):
+                out[...] += 1.0
+                return carry
+
+            jax.lax.fori_loop(0, row[0, 0], body, 0)
+
+        block = pl.BlockSpec((128, 128), lambda i: (i, 0))
+        rows = pl.BlockSpec((None, 1, 1), lambda i: (i, 0, 0), memory_space=pltpu.SMEM)
+        return pl.pallas_call(
+            kernel, out_shape=X, grid=(4,), in_specs=[rows, block], out_specs=block
+        )(jnp.asarray(lists), x)
+
+    cases = [(fn, (X,), chip, cache) for chip in ("v4", "v5e", "v6e", "v7x")]
+    for found in in_parallel(simulated, cases).values():
+        (kernel,) = found.values()
+        assert int(lists.sum()) in kernel.executions
 
 
 # (M, K, N), blocks, how often A's, B's and the result's blocks are copied.

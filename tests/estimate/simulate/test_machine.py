@@ -187,27 +187,47 @@ def test_words_that_are_not_stated(source, why):
         copied(None, source)
 
 
-def test_only_an_operand_from_its_start_is_known():
-    """A slice of one operand must never be taken for another operand."""
+def test_a_slice_of_an_operand_is_never_taken_for_another():
     table = np.arange(8, dtype=np.int32)
     for offset in (1, 16, 32, 1 << 10, 1 << 11, (1 << 10) - 1):
         with pytest.raises(Unstated, match="an operand whose value is not stated"):
-            copied_slice(table, offset)
+            copied_slice(table, "%s0_s0", offset)
+    with pytest.raises(Unstated, match="from behind the values of an operand"):
+        copied_slice(table, "%s1_s1", 16)
 
 
-def copied_slice(table, offset):
-    return run(
+# A row of the table stands in 128 words of its own.
+@pytest.mark.parametrize(
+    ("chip", "granules", "apart"), [("v4", 1, 1), ("v5e", 16, 1), ("v6e", 16, 16)]
+)
+@pytest.mark.parametrize("pointer", [False, True])
+def test_a_slice_of_an_operand_reaches_smem(chip, granules, apart, pointer):
+    table = np.zeros((3, 1, 8), np.int32)
+    table[2, 0, 0] = 1
+    for row in range(3):
+        waits = copied_slice(table, "%s1_s1", row * apart, chip, granules, pointer)
+        assert waits == (row == 2)
+
+
+def copied_slice(table, operand, offset, chip="v6e", granules=16, pointer=False):
+    """Whether the first word that is copied is above 0."""
+    text = HBM_TABLE.replace("s32[8]", f"s32[{','.join(map(str, table.shape))}]")
+    simulation = run(
         [
-            f"{HBM}  ;;  {HBM_TABLE}",
-            f"%s9_s9 = scalar_lea.hbm %s0_s0, {offset}",
-            f"%1 = dma.hbm_to_smem %s9_s9, 16, [#allocation2], {FLAG}",
-            f"%2 = dma.done.wait {FLAG}, 16",
+            f"{HBM}  ;;  {text}",
+            f"%s9_s9 = scalar_lea.hbm {operand}, {offset}",
+            "%s9_s9 = sshll.u32 %s9_s9, 4" if pointer else "",
+            f"%1 = dma.hbm_to_smem %s9_s9, {granules}, [#allocation2], {FLAG}",
+            f"%2 = dma.done.wait {FLAG}, {granules}",
             "%s9_s9 = sld [smem:[#allocation2]]",
             "%p9_p9 = scmp.gt.s32.totalorder %s9_s9, 0",
-            "%3 = dma.done.wait (%p9_p9), [#allocation3], 1",
+            "%3 = dma.hbm_to_vmem (%p9_p9), %s0_s0, 1, 0, [#allocation3]",
+            "%4 = dma.done.wait (%p9_p9), [#allocation3], 1",
         ],
         [None, table],
+        chip,
     )
+    return simulation.copies.get("hbm_to_vmem", 0)
 
 
 def test_a_copy_larger_than_any_smem():

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from smalti.estimate import (
@@ -18,6 +19,7 @@ from smalti.estimate.compile.failures import explain
 from smalti.estimate.compile.target import find_target
 from smalti.estimate.peers import Variant, matmul_variant
 from smalti.estimate.tune import Trial, measure
+from tests.support.libtpu import needs_libtpu
 
 MODULE = importlib.import_module("smalti.estimate.tune.measure")
 ONE = (jax.ShapeDtypeStruct((8, 128), jnp.float32),)
@@ -29,7 +31,18 @@ def variant(**changed) -> Variant:
 
 def estimated(*unpriced: str) -> SimpleNamespace:
     summary = SimpleNamespace(unpriced=tuple(SimpleNamespace(name=name) for name in unpriced))
-    return SimpleNamespace(cycles=10, time_ns=5, bytes_hbm=7, bound="HBM", summary=summary)
+    return SimpleNamespace(
+        cycles=10,
+        time_ns=5,
+        bytes_hbm=7,
+        bound="HBM",
+        kernel_cycles=8,
+        core=SimpleNamespace(clock_hz=2e9),
+        occupancy={"MXU": np.float64(0.25), "HBM": 1},
+        program=SimpleNamespace(hlo="a module"),
+        schedule=SimpleNamespace(kernels=[SimpleNamespace(name=name) for name in ("k.1", "k.2")]),
+        summary=summary,
+    )
 
 
 def raising(error: Exception):
@@ -49,8 +62,19 @@ def test_an_estimate_becomes_a_trial(monkeypatch):
     result = estimated()
     monkeypatch.setattr(MODULE, "compile_for", compiled)
     monkeypatch.setattr(MODULE, "estimate", {"a program": result}.__getitem__)
+    monkeypatch.setattr(MODULE, "read_module", lambda hlo: hlo)
+    used = {"k.1": 100, "k.2": 300, "fusion.1": 900}
+    monkeypatch.setattr(MODULE, "scoped_vmem_bytes", {"a module": used}.__getitem__)
     trial = measure(variant(flags=("--xla_a=1",)), "v5e")
-    assert trial == Trial(cycles=10.0, time_ns=5.0, bytes_hbm=7, bound="HBM")
+    assert trial == Trial(
+        cycles=10.0,
+        time_ns=5.0,
+        bytes_hbm=7,
+        bound="HBM",
+        kernels_time_ns=4.0,
+        occupancy={"MXU": 0.25, "HBM": 1.0},
+        vmem_bytes=300,
+    )
     assert asked == {"fn": jnp.sin, "args": ONE, "chip": "v5e", "flags": ("--xla_a=1",)}
 
 
@@ -119,11 +143,6 @@ def test_want_of_memory_does_not_last(monkeypatch):
     assert measure(variant(), "v6e").lasting
 
 
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed"
-)
-
-
 @needs_libtpu
 @pytest.mark.slow
 def test_a_compilation_that_takes_too_long_does_not_last(monkeypatch):
@@ -146,6 +165,12 @@ def test_real_blocks_come_to_an_estimate_or_do_not_fit():
     assert fits.cycles is not None
     assert 512**3 / 256**2 / 2 < fits.cycles < 20_000
     assert fits.bytes_hbm == 3 * 512 * 512 * 2
+    assert fits.vmem_bytes is not None
+    assert fits.vmem_bytes >= fits.bytes_hbm  # each block whole, and the sums
+    assert fits.kernels_time_ns is not None
+    assert fits.kernels_time_ns <= fits.time_ns
+    assert fits.occupancy is not None
+    assert 0 < fits.occupancy["MXU"] <= 1
     too_large = measure(matmul_variant(4096, 4096, 4096, bm=4096, bk=4096, bn=4096), "v6e")
     assert too_large.reason is not None
     assert "VMEM" in too_large.reason

@@ -164,3 +164,16 @@ def test_ctrl_c_ends_the_processes_at_once(tmp_path):
     assert out.splitlines()[-1] == "interrupted True [0]"
     (line,) = (tmp_path / "j").read_text().splitlines()
     assert json.loads(line)["key"]["blocks"] == {"block": 512}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pause_s", [0.0, 0.02, 0.1])
+def test_a_second_ctrl_c_ends_it_too(tmp_path, pause_s):
+    """While the first is ending the processes, which must not wait for work that never comes."""
+    with start("slow", tmp_path / "j") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+        os.killpg(process.pid, signal.SIGINT)
+        time.sleep(pause_s)
+        os.killpg(process.pid, signal.SIGINT)
+        process.communicate(timeout=30)  # returns when every process has closed its output

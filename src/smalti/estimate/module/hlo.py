@@ -176,6 +176,17 @@ def read_module(text: str) -> Module:
     return Module(header[1], computations, entry, _innermost(tables))
 
 
+def scoped_vmem_bytes(module: Module) -> dict[str, int]:
+    """VMEM that the compiler says an operation uses for itself, by name."""
+    found = {}
+    for computation in module.computations.values():
+        for instruction in computation.instructions:
+            for used in instruction.backend.get("used_scoped_memory_configs") or ():
+                if used.get("memory_space") == _VMEM_SPACE:
+                    found[instruction.name] = int(used["size"])
+    return found
+
+
 def _unreadable(line: int, what: str) -> DumpUnreadable:
     return DumpUnreadable(f"line {line} of the HLO text: {what}")
 
@@ -297,6 +308,7 @@ def _read_instruction(text: str, start: re.Match[str], line: int) -> Instruction
 
 
 _BRACKET = re.compile(r"[()]")
+_VMEM_SPACE = "1"  # of XLA's numbers of memory spaces
 
 
 def _closing(text: str, at: int) -> int:

@@ -41,12 +41,15 @@ def variants(case: AttentionCase, which: str) -> list[Variant]:
     )
     grid.pop(DEFAULT, None)
     return [
-        *(_variant(case, which, blocks, "smalti's grid") for blocks in grid if _pads(case, blocks)),
-        _variant(case, which, DEFAULT, "BlockSizes.get_default"),
+        *(variant(case, which, blocks) for blocks in grid if _pads(case, blocks)),
+        variant(case, which, DEFAULT, "BlockSizes.get_default"),
     ]
 
 
-def _variant(case: AttentionCase, which: str, blocks: Blocks, source: str) -> Variant:
+def variant(
+    case: AttentionCase, which: str, blocks: Blocks, source: str = "smalti's grid"
+) -> Variant:
+    """One choice of blocks, which must divide one another."""
     return Variant(
         peer="jax_flash",
         blocks=blocks._asdict(),

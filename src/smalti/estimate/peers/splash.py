@@ -19,18 +19,24 @@ def variants(case: AttentionCase, which: str) -> list[Variant]:
     With a backward, the search is over its blocks, and the forward keeps the grid's first.
     """
     if which == "forward":
-        return [_variant(case, which, tile) for tile in fitting(case, FORWARD)]
+        return [variant(case, which, tile) for tile in fitting(case, FORWARD)]
     forward = fitting(case, FORWARD)[0]
     return [
-        _variant(case, which, forward, tile, fused)
+        variant(case, which, forward, tile, fused)
         for tile in fitting(case, BACKWARD, forward)
         for fused in (True, False)
     ]
 
 
-def _variant(
-    case: AttentionCase, which: str, forward: Tile, backward: Tile | None = None, fused: bool = True
+def variant(
+    case: AttentionCase,
+    which: str,
+    forward: Tile,
+    backward: Tile | None = None,
+    fused: bool = True,
+    source: str = "smalti's grid",
 ) -> Variant:
+    """One choice; a pass with a backward needs the backward's tile."""
     blocks: dict[str, Any] = {
         "block_q": forward.q,
         "block_kv": forward.kv,
@@ -46,7 +52,7 @@ def _variant(
         if not fused:
             blocks |= {"block_q_dq": backward.q, "block_kv_dq": backward.kv}
     used = (forward,) if backward is None else (forward, backward)
-    return Variant("splash", blocks, "smalti's grid", lambda: _build(case, which, blocks, used))
+    return Variant("splash", blocks, source, lambda: _build(case, which, blocks, used))
 
 
 def _build(case: AttentionCase, which: str, blocks: dict[str, Any], used: tuple[Tile, ...]) -> Call:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from smalti.estimate.module import Op
-from smalti.estimate.module.hlo import Module, read_module
+from smalti.estimate.module.hlo import read_module, scoped_vmem_bytes
 from smalti.estimate.report.lines import Line, source_lines
 from smalti.estimate.result import Estimate
 from smalti.estimate.simulate import Simulation
@@ -25,7 +25,6 @@ OCCUPANCY = {
     "SALU": "SALU",
     "HBM": "HBM",
 }
-VMEM_SPACE = "1"  # of XLA's numbers of memory spaces
 # `smalti.attention` names its choice by a scope, which the compiler keeps in the module.
 _CHOICE = re.compile(r"smalti\.attention\[(\w+)\]")
 
@@ -101,7 +100,7 @@ def lowered_words(found: Mapping[str, Any]) -> str:
 
 def _kernels(result: Estimate) -> list[dict[str, Any]]:
     """Each kernel once, however many operations run the same one."""
-    scratch = _vmem_bytes(read_module(result.program.hlo))
+    scratch = scoped_vmem_bytes(read_module(result.program.hlo))
     ops: dict[int, list[Op]] = {}
     for op in result.schedule.kernels:
         ops.setdefault(id(result.simulations[op.name]), []).append(op)
@@ -127,17 +126,6 @@ def _kernel(simulation: Simulation, ops: list[Op], scratch: dict[str, int]) -> d
         "source": list(ops[0].source) if ops[0].source else None,
         "lines": [_line(line) for line in source_lines(simulation)],
     }
-
-
-def _vmem_bytes(module: Module) -> dict[str, int]:
-    """VMEM that the compiler says an operation uses for itself, by name."""
-    found = {}
-    for computation in module.computations.values():
-        for instruction in computation.instructions:
-            for used in instruction.backend.get("used_scoped_memory_configs") or ():
-                if used.get("memory_space") == VMEM_SPACE:
-                    found[instruction.name] = int(used["size"])
-    return found
 
 
 def _line(line: Line) -> dict[str, Any]:

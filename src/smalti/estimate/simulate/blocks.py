@@ -87,21 +87,11 @@ _MXU = re.compile(r"\.mxu(\d)")
 # second; one without a type in its name takes whole words.
 _ROWS = {"f32": 8, "bf16": 16, "s8": 32, "u8": 32, "bf8": 32}
 _ROWS |= {"f8e4m3": 32, "f8e4m3fn": 32, "f8e4m3b11": 32, "f8e5m2": 32}
-_MXU_WORDS = {
-    "mubr",
-    "subr",
-    "gmra",
-    "msra",
-    "msrb",
-    "vlgmr",
-    "xpose",
-    "msk",
-    "hi",
-    "low",
-    "dwg",
-    "lsf",
-}
-_MXU_WORDS |= {"dwg", "lsf", "mrb", "mxu0", "mxu1", "mxu2", "mxu3"}
+# What else an operation's name may say, and does not change how long it takes. "lmr.….16": the left
+# operand comes transposed from a matrix register, its rows 16 as they are of two-byte types.
+_MXU_WORDS = frozenset(
+    ("mubr", "subr", "gmra", "msra", "msrb", "vlgmr", "xpose", "msk", "hi", "low", "dwg", "lsf")
+) | {"mrb", "mxu0", "mxu1", "mxu2", "mxu3", "lmr", "16"}
 
 
 def mxu_cycles(bundles: Sequence[Bundle], core: TensorCore) -> dict[int, float]:

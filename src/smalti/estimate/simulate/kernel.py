@@ -13,7 +13,7 @@ from smalti.estimate.bundles.utilization import UNITS, Utilization, parse_utiliz
 from smalti.estimate.errors import DumpUnreadable, EstimateError, SimulationFailed
 from smalti.estimate.program import KernelDump
 from smalti.estimate.simulate.blocks import Block, make_blocks, operand_index
-from smalti.estimate.simulate.machine import Copy, Machine, Wait
+from smalti.estimate.simulate.machine import LOWEST_ADDRESS, Copy, Machine, Wait
 from smalti.estimate.simulate.operations import REGISTERS, WORD, Addresses, Unknown
 from smalti.estimate.simulate.tiling import smem_words
 
@@ -232,17 +232,17 @@ def _place(listing: Listing, operands: Sequence[np.ndarray | None]):
     # A copy into SMEM knows an operand by its address. So those that are given stand first, each
     # with room for itself; behind them nothing is stored, so that the others may overlap. But
     # bounds checks compare with sums of these, which must stay positive words, also after `<< 4`.
-    base = 1
+    base = LOWEST_ADDRESS
     for unknown, index, array in sorted(addressed, key=lambda place: place[:2]):
         base += 1 << 10
         values[index] = base
-        arrays[base] = arrays[base << 4] = Unknown(
+        arrays[base] = Unknown(
             f"a word copied into SMEM from operand {index}, whose value is not stated"
         )
         if not unknown:
-            arrays[base] = arrays[base << 4] = array
+            arrays[base] = array
             base += array.nbytes // 4
-    if base >= 1 << 26:
+    if base >= 2 * LOWEST_ADDRESS:
         raise SimulationFailed(f"{listing.op}: its stated operands are too large to be addressed")
     return values, arrays
 

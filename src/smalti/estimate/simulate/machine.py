@@ -13,6 +13,9 @@ from smalti.estimate.simulate.operations import SIGN, WORD, Unknown
 
 TIMELINE_LIMIT = 20_000
 SMEM_LIMIT_BYTES = 1 << 23  # more than any chip has
+# Operands stand from here to its double. Pointers to them are these `<< 4`, and so no such numbers.
+LOWEST_ADDRESS = 1 << 25
+VMEM_ADDRESS_BYTES = 512  # the unit of an address
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class _Flag:
 class Machine:
     """What `simulate` runs a kernel's blocks on. Times are in cycles."""
 
-    def __init__(self, core: TensorCore, core_id: int, hbm_operands: dict[int, object], smem_of):
+    def __init__(self, core: TensorCore, core_id: int, operands: dict[int, object], smem_of):
         self.core = core
         self.core_id = core_id  # which of the cores that share a kernel this is
         self.time = 0.0
@@ -55,7 +58,7 @@ class Machine:
         self.copies: dict[str, int] = {}
         self.timeline: list[Copy | Wait] = []
         self._queues: dict[str, list[object]] = {}  # results not taken yet, by what they are of
-        self._operands = hbm_operands  # base address → operand, for copies into SMEM
+        self._operands = operands  # base address → operand, for copies into SMEM
         self._smem_of = smem_of
 
     def load(self, address):
@@ -127,29 +130,39 @@ class Machine:
         else:
             done = now + self.core.dma_latency_cycles
         if route.endswith("_to_smem"):
-            self._fill_smem(source, size, destination)
+            self._fill_smem(route, source, size, destination)
         found = self.flag(flag)
         found.pending.append((done, granules))
         found.unwaited += granules
         if len(self.timeline) < TIMELINE_LIMIT:
             self.timeline.append(Copy(address, route, size, now, done))
 
-    def _fill_smem(self, source, size, destination):
+    def _fill_smem(self, route, source, size, destination):
         if isinstance(destination, Unknown):
             raise Unstated(f"a copy into SMEM goes to an address that is {destination.why}")
         if size > SMEM_LIMIT_BYTES:
             raise SimulationFailed(f"a copy of {size} bytes into SMEM, which holds less")
         words: list = []
         unknown = Unknown("a word copied into SMEM from an operand whose value is not stated")
-        found = None if isinstance(source, Unknown) else self._operands.get(source)
+        found, units = (None, 0) if isinstance(source, Unknown) else self._operand_at(source)
         if isinstance(found, Unknown):
-            unknown = found
+            unknown = unknown if units else found  # behind its start may be another's
         elif found is not None:
-            words = self._smem_of(found)
+            bytes_per_unit = self.core.address_bytes if "hbm" in route else VMEM_ADDRESS_BYTES
+            words = self._smem_of(found)[units * bytes_per_unit // 4 :]
             unknown = Unknown("a word copied into SMEM from behind the values of an operand")
         for i in range(size // 4):
             word = words[i] if i < len(words) else None
             self.memory[destination + i] = unknown if word is None else word
+
+    def _operand_at(self, address: int) -> tuple[object, int]:
+        """The operand that an address or a pointer is in, and how far behind its start; or None."""
+        if address >= LOWEST_ADDRESS << 4:
+            address >>= 4
+        base = max((at for at in self._operands if at <= address), default=None)
+        if base is None:
+            return None, 0
+        return self._operands[base], address - base
 
     def wait(self, now, address, flag, granules) -> float:
         """Cycles until the flag holds at least `granules`."""

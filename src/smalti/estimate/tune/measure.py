@@ -2,8 +2,9 @@
 
 from smalti.estimate.compile import compile_for
 from smalti.estimate.errors import CompilerMissing, EstimateError
+from smalti.estimate.module.hlo import read_module, scoped_vmem_bytes
 from smalti.estimate.peers import Variant
-from smalti.estimate.result import estimate
+from smalti.estimate.result import Estimate, estimate
 from smalti.estimate.tune.trial import Trial
 
 # What `compile_for` says where the machine, not the candidate, was the reason.
@@ -41,7 +42,15 @@ def measure(variant: Variant, chip: str) -> Trial:
         time_ns=float(result.time_ns),
         bytes_hbm=int(result.bytes_hbm),
         bound=result.bound,
+        kernels_time_ns=float(result.kernel_cycles / result.core.clock_hz * 1e9),
+        occupancy={unit: float(share) for unit, share in result.occupancy.items()},
+        vmem_bytes=_most_vmem(result),
     )
+
+
+def _most_vmem(result: Estimate) -> int | None:
+    used = scoped_vmem_bytes(read_module(result.program.hlo))
+    return max((used[op.name] for op in result.schedule.kernels if op.name in used), default=None)
 
 
 def _missed(error: Exception) -> Trial:

@@ -1,0 +1,114 @@
+"""`smalti estimate bench`: our attention and its best peer, over shapes, passes and chips."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smalti.cli.failing import STOPPED, Failed
+
+_FOLDER = Path("bench-results")
+
+
+def bench(
+    chips: Annotated[str, typer.Option(metavar="CHIP,…")] = "v5e,v6e,v7x",
+    dims: Annotated[str, typer.Option(metavar="D,…", help="Of 64, 128, 256.")] = "64,128,256",
+    lengths: Annotated[str, typer.Option(metavar="S,…")] = "2048,4096,8192",
+    kv_heads: Annotated[
+        str, typer.Option(metavar="HKV,…", help="Key heads, for 8 query heads.")
+    ] = "8,2",
+    passes: Annotated[
+        str, typer.Option(metavar="PASS,…", help="forward, and both in one program.")
+    ] = "forward,both",
+    variants: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Only the N most promising variants of each peer."),
+    ] = None,
+    full_grid: Annotated[
+        bool, typer.Option("--full-grid", help="Each peer's whole grid: many hours for all.")
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="How many to compile at a time; 2 where there are cores."),
+    ] = None,
+    json: Annotated[
+        Path, typer.Option("--json", metavar="FILE|-", help="Everything; - to stdout.")
+    ] = _FOLDER / "bench-tpu-estimate.json",
+    chart: Annotated[
+        Path, typer.Option("--chart", metavar="FILE", help=".png, .svg or .pdf.")
+    ] = _FOLDER / "bench-tpu-estimate.png",
+    journal: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="What is known so far; bench.journal in the cache's folder."
+        ),
+    ] = None,
+) -> None:
+    """Ours and the best of tokamax's splash, jax's splash and jax's flash, for TPUs by estimate.
+
+    bfloat16, causal, 8 query heads. About an hour on two cores; stopped at any moment and started
+    again, it goes on, and what is known already shows. Results are kept by versions, flags, blocks
+    and smalti's source: a change of our kernels measures ours anew, and no peer.
+    """
+    from smalti.cli import output
+    from smalti.cli.bench_cases import Asked, tasks
+    from smalti.cli.bench_record import record_of
+    from smalti.cli.bench_run import run
+    from smalti.cli.progress import Progress
+    from smalti.cli.search import default_jobs
+    from smalti.cli.tune_run import versions_now
+    from smalti.estimate.compile.cache import cache_folder
+    from smalti.estimate.tune import Journal
+
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"--jobs {jobs}: at least 1")
+    asked = Asked(
+        chips=_words(chips),
+        dims=_numbers("--dims", dims),
+        lengths=_numbers("--lengths", lengths),
+        kv_heads=_numbers("--kv-heads", kv_heads),
+        passes=_words(passes),
+        variants=variants,
+        full_grid=full_grid,
+    )
+    path = journal or cache_folder() / "bench.journal"
+    for file, ours in ((json, _FOLDER), (chart, _FOLDER), (path, cache_folder())):
+        if file.parent == ours:
+            ours.mkdir(parents=True, exist_ok=True)
+    output.check(json, chart)
+    from smalti.cli.bench_show import draw, show  # needs matplotlib, which `check` has looked for
+
+    try:
+        known = Journal(path)
+    except OSError as error:
+        raise ValueError(
+            f"--journal {path} cannot be written: {error.strerror or error}"
+        ) from error
+    tasks(asked)  # says what is not installed before the work
+    with Progress("programs") as progress:
+        found = run(
+            asked,
+            known,
+            jobs=jobs or default_jobs(),
+            on_start=progress.start,
+            on_done=progress.advance,
+        )
+    record = record_of(asked, found.trials, versions_now())
+    output.write(record, json, chart, draw)
+    if json != output.STDOUT:
+        show(output.console(), record)
+    print(f"{found.remembered} of {len(found.trials)} programs were known", file=sys.stderr)
+    if found.interrupted:
+        raise Failed(STOPPED, 130)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(word.strip() for word in text.split(",")))
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(word) for word in _words(text))
+    except ValueError:
+        raise ValueError(f"{option} {text!r} is not whole numbers joined by commas") from None
