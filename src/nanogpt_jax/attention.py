@@ -7,7 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -64,14 +64,15 @@ def make_attention(
     if reason is None:
         chosen_there = f"smalti.attention, which chooses on the {platform}"
         reason = _explain(config, S) if platform == here else chosen_there
+        if config.attention.interpret:
+            reason += ", in interpret mode (slow)"
     description = (
         f"attention.impl={config.attention.impl}: {reason}",
         f"attention.mask: {config.attention.mask_text} leaves {pairs / S**2:.1%} of {S} × {S}",
         f"attention.preprocess={config.attention.preprocess}: {how}",
     )
-    # The kernels of jax do not say over which devices their results vary, nor does its interpreter.
-    interpreted = config.attention.preprocess == "pallas" and platform == "cpu"
-    checks = config.attention.impl not in ("jax_flash", "splash") and not interpreted
+    # The kernels of jax do not say over which devices their results vary.
+    checks = config.attention.impl not in ("jax_flash", "splash")
     return AttentionChoice(attention, pairs, description, check_vma=checks)
 
 
@@ -105,8 +106,8 @@ def _kernel(config: AttentionConfig, platform: str, S: int) -> tuple[Kernel, str
     mask = smalti.masks.parse(config.mask_text)
     if config.impl == "xla":
         return functools.partial(masked_softmax, mask=mask), "masked softmax over all S × S scores"
-    if config.impl in ("ours", "streaming", "flex"):
-        return cast(Kernel, functools.partial(smalti.attention, mask=mask, layout="BHSD")), None
+    if config.kernels_of_smalti:
+        return cast(Kernel, functools.partial(smalti.attention, **_arguments(config))), None
     if platform != "tpu":
         raise UserError(
             f"attention.impl: got {config.impl!r}, a kernel of jax for TPUs, on platform "
@@ -117,6 +118,12 @@ def _kernel(config: AttentionConfig, platform: str, S: int) -> tuple[Kernel, str
     return functools.partial(_splash, S=S), (
         "jax.experimental.pallas.ops.tpu.splash_attention, on a TPU"
     )
+
+
+def _arguments(config: AttentionConfig) -> dict[str, Any]:
+    """What `smalti.attention` gets besides arrays. It picks the kernels on a TPU by itself."""
+    on_request = {"implementation": "pallas", "interpret": True} if config.interpret else {}
+    return {"mask": smalti.masks.parse(config.mask_text), "layout": "BHSD", **on_request}
 
 
 def masked_softmax(q: jax.Array, k: jax.Array, v: jax.Array, *, mask) -> jax.Array:
@@ -134,9 +141,8 @@ def _jax_flash(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     from jax.experimental.pallas.ops.tpu.flash_attention import BlockSizes, flash_attention
 
     k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))  # it knows no GQA
-    # Its own blocks of 128 take several times as long.
-    block = next((size for size in (1024, 512, 256) if q.shape[2] % size == 0), 128)
-    sizes = {field.name: block for field in dataclasses.fields(BlockSizes)} | {"block_b": 1}
+    sizes = dict.fromkeys((x.name for x in dataclasses.fields(BlockSizes)), _block(q.shape[2]))
+    sizes["block_b"] = 1
     return flash_attention(
         q, k, v, causal=True, sm_scale=q.shape[-1] ** -0.5, block_sizes=BlockSizes(**sizes)
     )
@@ -147,18 +153,35 @@ def _splash(q: jax.Array, k: jax.Array, v: jax.Array, *, S: int) -> jax.Array:
 
     k, v = (jnp.repeat(x, q.shape[1] // k.shape[1], axis=1) for x in (k, v))
     mask = splash.MultiHeadMask([splash.CausalMask((S, S))] * q.shape[1])
-    kernel = splash.make_splash_mha_single_device(mask)
+    block = _block(S)
+    sizes = splash.BlockSizes(
+        block_q=block,
+        block_kv=block,
+        block_kv_compute=min(block, 512),
+        block_q_dkv=block,
+        block_kv_dkv=block,
+        block_kv_dkv_compute=block,
+        use_fused_bwd_kernel=True,
+    )
+    kernel = splash.make_splash_mha_single_device(mask, block_sizes=sizes)
     return cast(jax.Array, jax.vmap(kernel)(q * q.shape[-1] ** -0.5, k, v))  # it does not scale
+
+
+def _block(S: int) -> int:
+    """For the kernels of jax: with their own blocks of 128 they take several times as long, and
+    1024 is the quickest of what `smalti estimate` tried for v6e."""
+    return next((size for size in (1024, 512, 256) if S % size == 0), 128)
 
 
 def _preprocess(config: Config, platform: str) -> tuple[Callable, str]:
     """Q/K RMSNorm, RoPE and (B,S,H,D) -> (B,H,S,D)."""
     interpret, how = None, "the formula in plain JAX, which XLA fuses"
     if config.attention.preprocess == "pallas":
-        interpret = True if platform == "cpu" else None
         how = "smalti's Pallas kernels, forward and backward"
-        if interpret:
-            how += ", in interpret mode (slow), as no CPU runs Pallas"
+        if _interprets(config, platform):
+            interpret = True
+            how += ", in interpret mode (slow)"
+            how += "" if config.attention.interpret else ", as no CPU runs Pallas"
         elif platform != "tpu":
             raise UserError(
                 f"attention.preprocess: got 'pallas' on platform {platform!r}, which its TPU "
@@ -173,17 +196,25 @@ def _preprocess(config: Config, platform: str) -> tuple[Callable, str]:
     ), how
 
 
+def _interprets(config: Config, platform: str) -> bool:
+    """Whether preprocess=pallas is interpreted: it is asked for by name, so that a CPU does too."""
+    return config.attention.interpret or platform == "cpu"
+
+
 def _explain(config: Config, S: int) -> str:
-    """What `smalti.attention` will do with this model's shapes."""
+    """What `smalti.attention` will do with this model's shapes; UserError: it cannot."""
     model, dtype = config.model, jnp.dtype(config.training.dtype)
     rows = config.training.batch_size // config.training.grad_accumulation
     q = jax.ShapeDtypeStruct((rows, model.num_heads, S, model.head_dim), dtype)
     k = jax.ShapeDtypeStruct((rows, model.kv_heads, S, model.head_dim), dtype)
-    mask = smalti.masks.parse(config.attention.mask_text)
+    arguments = _arguments(config.attention)
     choices = []
 
     def explain(q, k, v):
-        choices.append(smalti.explain_choice(q, k, v, mask=mask, layout="BHSD"))
+        choices.append(smalti.explain_choice(q, k, v, **arguments))
 
-    jax.eval_shape(explain, q, k, k)
+    try:
+        jax.eval_shape(explain, q, k, k)
+    except NotImplementedError as error:
+        raise UserError(f"attention.impl: {error}") from None
     return f"smalti.attention, {choices[0]}"

@@ -102,9 +102,16 @@ class AttentionConfig(Section):
     mask: str | None = None  # as smalti.masks.parse reads it; None: causal(). For flex and xla
     sink_tokens: NotNegative | None = None  # of streaming: first tokens, seen by all; None: 4
     window: Positive | None = None  # of streaming: recent tokens with the own one; None: 256
+    interpret: bool = False  # run smalti's Pallas kernels in JAX's interpreter, anywhere and slowly
 
     @model_validator(mode="after")
     def _check(self):
+        if self.interpret and not self.kernels_of_smalti and self.preprocess != "pallas":
+            raise ValueError(
+                f"interpret: got True with impl {self.impl!r} and preprocess {self.preprocess!r}, "
+                "of which neither is a Pallas kernel of smalti; use impl 'ours', 'streaming' or "
+                "'flex', or preprocess 'pallas', or leave interpret out"
+            )
         if self.mask is not None:
             if self.impl not in ("flex", "xla"):
                 raise ValueError(
@@ -119,6 +126,11 @@ class AttentionConfig(Section):
                     f"use impl 'streaming', or leave {name} out"
                 )
         return self
+
+    @property
+    def kernels_of_smalti(self) -> bool:
+        """Whether `impl` is `smalti.attention`, which has Pallas kernels."""
+        return self.impl in ("ours", "streaming", "flex")
 
     @property
     def mask_text(self) -> str:
@@ -249,10 +261,11 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", required=True, metavar="FILE", help="a file of configs/")
     parser.add_argument(
         "--override",
-        action="append",
+        action="extend",
+        nargs="+",
         default=[],
         metavar="A.B=C",
-        help="set one value, written as in YAML; may be given again",
+        help="set values, written as in YAML; may be given again",
     )
 
 

@@ -1,7 +1,7 @@
 """How long a training step would take on TPUs that are not here: an estimate, by the TPU compiler.
 
     python -m nanogpt_jax.estimate --config configs/gpt2_124m_v6e_16.yaml --topology v6e:4x4 \
-      --impl xla,jax_flash --rows 8
+      --impl xla/xla,ours/pallas --rows 8
 
 The step is the one that training runs, compiled ahead of time for a slice; `smalti.estimate` prices
 its schedule. Exit codes: 0 done, 1 no compiler or a program that cannot be priced, 2 the input is
@@ -16,7 +16,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +55,16 @@ ASSUMPTIONS = (
     "XLA's operations that are alike in kind, origin, bytes and the compiler's cycles take the "
     "simulation of one of them",
 )
+
+
+class Variant(NamedTuple):
+    """What is compared: `attention.impl` and `attention.preprocess`, written "ours/pallas"."""
+
+    impl: str
+    preprocess: str
+
+    def __str__(self) -> str:
+        return f"{self.impl}/{self.preprocess}"
 
 
 def compile_step(config: Config, vocab_size: int, chip: str, topology: str) -> Program:
@@ -97,7 +108,8 @@ def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A step's numbers, and the sentences of what was assumed.
 
     The numbers all add up over layers: cycles by part under both prices, those that are not of a
-    simulation, memory, and what nobody prices. EstimateError: an operation that is not known.
+    simulation, for how long each unit is busy, memory, and what nobody prices. EstimateError: an
+    operation that is not known.
     """
     result = estimate(program)
     ops = result.schedule.ops
@@ -108,6 +120,11 @@ def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
             found["count"] += op.count
             found["bytes"] += op.count * op.bytes_moved
     memory = program.memory
+    kernels = [op for op in ops if op.kind == "kernel" and IMPL_SCOPE in op.op_name]
+    in_kernels: dict[str, float] = {}
+    for op in kernels:
+        for unit, share in result.simulations[op.name].occupancy.items():
+            in_kernels[unit] = in_kernels.get(unit, 0.0) + op.count * (op.cycles or 0.0) * share
     by_compiler = [
         op if op.compiler_cycles is None else replace(op, cycles=op.compiler_cycles) for op in ops
     ]
@@ -116,6 +133,7 @@ def measure(program: Program) -> tuple[dict[str, Any], tuple[str, ...]]:
         "cycles_not_simulated": sum(
             op.count * op.cycles for op in ops if op.cycles and op.priced_by != "simulation"
         ),
+        "busy_cycles": {"step": result.busy_cycles, "attention_kernels": in_kernels},
         "memory": {
             "arguments_bytes": memory.arguments_bytes,
             "temporaries_bytes": memory.temporaries_bytes,
@@ -161,7 +179,7 @@ def rows_for(time: float, rows: Sequence[int], times: Sequence[float]) -> tuple[
 
 def estimate_steps(
     config: Config,
-    impls: Sequence[str],
+    variants: Sequence[Variant],
     rows: Sequence[int],
     layers: Sequence[int],
     vocab_size: int,
@@ -169,7 +187,7 @@ def estimate_steps(
     topology: str,
     say: Callable[[str], None] = lambda _: None,
 ) -> list[dict[str, Any]]:
-    """One entry for each implementation and number of rows a device.
+    """One entry for each variant and number of rows a device.
 
     layers: how many are compiled, one number or two; of two, the model's own is extrapolated.
     An entry that the compiler refuses, for want of memory say, has a `reason` and no numbers.
@@ -178,17 +196,18 @@ def estimate_steps(
     device = find_chip(core.device_kind)
     hbm_bytes = device.hbm_bytes / device.devices if device else None
     entries = []
-    for impl in impls:
+    for variant in variants:
         for count in rows:
-            entry: dict[str, Any] = {"impl": impl, "rows": count}
+            entry: dict[str, Any] = {**variant._asdict(), "rows": count}
             entries.append(entry)
             numbers, assumptions = [], ()
             try:
                 for depth in layers:
-                    say(f"attention.impl={impl}, {count} rows a device, {depth} layers")
+                    say(f"{variant}, {count} rows a device, {depth} layers")
                     changed = with_values(
                         config,
-                        ("attention", "impl", impl),
+                        ("attention", "impl", variant.impl),
+                        ("attention", "preprocess", variant.preprocess),
                         ("model", "num_layers", depth),
                         ("training", "batch_size", count * devices),
                     )
@@ -207,7 +226,18 @@ def estimate_steps(
                 entry["attention_share"][price] = sum(parts["attention"].values()) / total
             entry["fits"] = None if hbm_bytes is None else entry["memory"]["peak_bytes"] < hbm_bytes
             entry["assumptions"] = [*assumptions]  # at the compiler's cycles
+    add_speed_ups(entries)
     return entries
+
+
+def add_speed_ups(entries: Sequence[dict[str, Any]]) -> None:
+    """`speed_up` where it is known: the first variant's time at the same rows, over the entry's."""
+    for entry in entries:
+        first = next(other for other in entries if other["rows"] == entry["rows"])
+        if "time_ns" in entry and "time_ns" in first:
+            entry["speed_up"] = {
+                price: first["time_ns"][price] / time for price, time in entry["time_ns"].items()
+            }
 
 
 def with_values(config: Config, *changes: tuple[str, str, Any]) -> Config:
@@ -219,24 +249,43 @@ def with_values(config: Config, *changes: tuple[str, str, Any]) -> Config:
 
 
 def explain_measured(
-    entries: Sequence[dict[str, Any]], measured: dict[str, float]
+    entries: Sequence[dict[str, Any]], measured: dict[Variant, float]
 ) -> list[dict[str, Any]]:
-    """Which rows a device would take as long as was measured (ns), by implementation and price."""
+    """Which rows a device would take as long as was measured (ns), by variant and price."""
     found = []
-    for impl, time_ns in measured.items():
-        own = [entry for entry in entries if entry["impl"] == impl and "time_ns" in entry]
+    for variant, time_ns in measured.items():
+        own = [entry for entry in entries if variant_of(entry) == variant and "time_ns" in entry]
         for price in PRICES:
             times = [entry["time_ns"][price] for entry in own]
             if len(own) < 2 or any(b <= a for a, b in itertools.pairwise(times)):
                 raise UserError(
-                    f"--measured {impl}: needs estimates at two or more numbers of --rows, which "
-                    "grow with them"
+                    f"--measured {variant}: needs estimates at two or more numbers of --rows, "
+                    "which grow with them"
                 )
             rows, beyond = rows_for(time_ns, [entry["rows"] for entry in own], times)
-            found.append(
-                {"impl": impl, "time_ns": time_ns, "price": price, "rows": rows, "beyond": beyond}
-            )
+            numbers = {"time_ns": time_ns, "price": price, "rows": rows, "beyond": beyond}
+            found.append({**variant._asdict(), **numbers})
     return found
+
+
+def variant_of(entry: dict[str, Any]) -> Variant:
+    return Variant(entry["impl"], entry["preprocess"])
+
+
+def busiest(entry: dict[str, Any]) -> str:
+    """What binds: the unit that works for longest, in the step and in attention's kernels."""
+    parts = entry["cycles"]["simulation"]
+    times = {
+        "step": ("the step", sum(sum(part.values()) for part in parts.values())),
+        "attention_kernels": ("attention's kernels", parts["attention"]["kernels"]),
+    }
+    words = []
+    for key, (name, cycles) in times.items():
+        busy = entry["busy_cycles"][key]
+        if busy and cycles:
+            unit = max(busy, key=lambda unit: busy[unit])
+            words.append(f"{unit} for {busy[unit] / cycles:.0%} of {name}")
+    return "busiest: " + ", ".join(words)
 
 
 def show(record: dict[str, Any], out: Console) -> None:
@@ -246,16 +295,17 @@ def show(record: dict[str, Any], out: Console) -> None:
         f"{record['entries'][0].get('layers', record['num_layers'])} layers",
         box=box.SIMPLE,
         collapse_padding=True,
-        caption="rows: a device; times in ms; step: simulated; compiler: at the compiler's cycles; "
-        "attn: attention in the step, its share, its Pallas kernels, XLA's operations around them; "
-        "prep: Q/K norm and RoPE; peak: of HBM, GB",
+        caption="impl: attention/preprocess; rows: a device; times in ms; step: simulated; ×: the "
+        "first one's over it; compiler: at the compiler's cycles; attn: attention in the step, its "
+        "share, its Pallas kernels alone; prep: Q/K norm and RoPE; peak: of HBM, GB",
     )
     table.add_column("impl", no_wrap=True)
-    for column in ("rows", "step", "compiler", "attn", "share", "kernels", "XLA", "prep", "peak"):
+    columns = "rows", "step", "×", "compiler", "attn", "share", "kernels", "prep", "peak"
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     ms = 1e3 / record["clock_hz"]
     for entry in record["entries"]:
-        head = entry["impl"], str(entry["rows"])
+        head = str(variant_of(entry)), str(entry["rows"])
         if "reason" in entry:
             table.add_row(*head, "none")
             continue
@@ -263,17 +313,18 @@ def show(record: dict[str, Any], out: Console) -> None:
         attention, peak = parts["attention"], entry["memory"]["peak_bytes"]
         table.add_row(
             *head,
-            *(f"{entry['time_ns'][price] / 1e6:.1f}" for price in PRICES),
+            f"{entry['time_ns']['simulation'] / 1e6:.1f}",
+            f"{entry['speed_up']['simulation']:.2f}" if "speed_up" in entry else "–",
+            f"{entry['time_ns']['compiler'] / 1e6:.1f}",
             f"{sum(attention.values()) * ms:.1f}",
             f"{entry['attention_share']['simulation']:.0%}",
             f"{attention['kernels'] * ms:.1f}",
-            f"{attention['xla'] * ms:.1f}",
             f"{sum(parts['preprocess'].values()) * ms:.1f}",
             f"{peak / 1e9:.1f}",
         )
     out.print(table)
     for entry in record["entries"]:
-        who = f"{entry['impl']}, {entry['rows']} rows"
+        who = f"{variant_of(entry)}, {entry['rows']} rows"
         if "reason" in entry:
             out.print(f"{who}: {entry['reason']}", highlight=False)
             continue
@@ -286,10 +337,10 @@ def show(record: dict[str, Any], out: Console) -> None:
         total = entry["time_ns"]["simulation"] * record["clock_hz"] / 1e9
         kept = f"{entry['cycles_not_simulated'] / total:.0%} of the step are the compiler's cycles"
         full = ["its peak is more than the HBM"] if entry["fits"] is False else []
-        out.print(f"{who}: {'; '.join([*full, kept, *words])}", highlight=False)
+        out.print(f"{who}: {'; '.join([*full, busiest(entry), kept, *words])}", highlight=False)
     for found in record["measured"]:
         out.print(
-            f"measured {found['time_ns'] / 1e6:.2f} ms with {found['impl']}: "
+            f"measured {found['time_ns'] / 1e6:.2f} ms with {variant_of(found)}: "
             f"{found['rows']:.1f} rows a device, by {found['price']}"
             + (", beyond what was estimated" if found["beyond"] else ""),
             highlight=False,
@@ -307,7 +358,12 @@ def _parser() -> argparse.ArgumentParser:
     add_config_arguments(parser)
     parser.add_argument("--chip", default="v6e", help="default: v6e")
     parser.add_argument("--topology", metavar="v6e:4x4", help="default: the chip's smallest slice")
-    parser.add_argument("--impl", metavar="A,B", help="attention.impl; default: the config's")
+    parser.add_argument(
+        "--impl",
+        metavar="A/P,B",
+        help="attention.impl, or with attention.preprocess, as in xla/xla,ours/pallas; the first "
+        "is what speed-ups are over; default: the config's",
+    )
     parser.add_argument(
         "--rows", metavar="4,8", help="sequences a device and step; default: the config's"
     )
@@ -338,19 +394,31 @@ def _numbers(option: str, text: str, most: int | None = None) -> list[int]:
     return numbers
 
 
-def _measured(text: str | None, impls: Sequence[str]) -> dict[str, float]:
-    """ "xla=242.81" → {"xla": 242.81e6}, in ns."""
+def _variant(text: str, config: Config) -> Variant:
+    """ "ours/pallas", or "ours" with the config's preprocessing; UserError: there is none such."""
+    impl, slash, preprocess = text.partition("/")
+    variant = Variant(impl, preprocess if slash else config.attention.preprocess)
+    for key, value in variant._asdict().items():
+        with_values(config, ("attention", key, value))
+    return variant
+
+
+def _measured(text: str | None, variants: Sequence[Variant]) -> dict[Variant, float]:
+    """ "xla=242.81" → {Variant("xla", …): 242.81e6}, in ns."""
     measured = {}
     for word in text.split(",") if text else ():
-        impl, _, ms = word.partition("=")
+        name, _, ms = word.partition("=")
+        variant = next((v for v in variants if name in (str(v), v.impl)), None)
         try:
-            measured[impl] = float(ms) * 1e6
+            time_ns = float(ms) * 1e6
         except ValueError:
-            measured[impl] = math.nan
-        if impl not in impls or not measured[impl] > 0:
+            time_ns = math.nan
+        if variant is None or not time_ns > 0:
             raise UserError(
-                f"--measured: got {word!r}; write one of {', '.join(impls)}, '=' and milliseconds"
+                f"--measured: got {word!r}; write one of {', '.join(map(str, variants))}, '=' and "
+                "milliseconds"
             )
+        measured[variant] = time_ns
     return measured
 
 
@@ -363,9 +431,8 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
         raise UserError(f"--vocab-size: got {args.vocab_size}; it must be at least 1")
     topology = args.topology or TENSOR_CORES[args.chip].topology
     devices = count_devices(args.chip, topology)
-    impls = args.impl.split(",") if args.impl else [config.attention.impl]
-    for impl in impls:
-        with_values(config, ("attention", "impl", impl))
+    words = args.impl.split(",") if args.impl else [config.attention.impl]
+    variants = [_variant(word, config) for word in words]
     if not args.rows and config.training.batch_size % devices:
         raise UserError(
             f"training.batch_size: got {config.training.batch_size} for {devices} devices of "
@@ -373,10 +440,12 @@ def run(args: argparse.Namespace, say: Callable[[str], None]) -> dict[str, Any]:
         )
     rows = _numbers("--rows", args.rows or str(config.training.batch_size // devices))
     layers = _numbers("--layers", args.layers or str(config.model.num_layers), most=2)
-    measured = _measured(args.measured, impls)
+    measured = _measured(args.measured, variants)
     if measured and len(rows) < 2:
         raise UserError("--measured: needs two or more numbers of --rows to go by")
-    entries = estimate_steps(config, impls, rows, layers, args.vocab_size, args.chip, topology, say)
+    entries = estimate_steps(
+        config, variants, rows, layers, args.vocab_size, args.chip, topology, say
+    )
     depths = " and ".join(map(str, layers))
     extrapolated = [f"extrapolated from {depths} layers"] * (len(layers) == 2)
     return {
@@ -402,8 +471,9 @@ def main(argv: list[str] | None = None) -> int:
         record = run(args, lambda text: print(f"compiling {text}", file=sys.stderr, flush=True))
         text = json.dumps(record, indent=1, allow_nan=False) + "\n"
         if args.json and args.json != "-":
-            with open(args.json, "w", encoding="utf-8") as file:
-                file.write(text)
+            path = Path(args.json)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
     except (UserError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,5 +1,7 @@
 """attention.impl and attention.preprocess: the same numbers, and no silent choice."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -47,9 +49,14 @@ STREAMING = ("attention.sink_tokens=2", "attention.window=5")
             ("attention.mask=sliding_window(4)",),
         ),
         (("attention.impl=xla", "attention.preprocess=pallas"), ()),
-        (("attention.impl=ours", "attention.preprocess=pallas"), ()),
+        (("attention.impl=ours", "attention.interpret=true"), ()),
+        (
+            ("attention.impl=streaming", *STREAMING, "attention.interpret=true"),
+            ("attention.mask=streaming(sinks=2, window=5)",),
+        ),
+        (("attention.impl=ours", "attention.preprocess=pallas", "attention.interpret=true"), ()),
     ],
-    ids=["ours", "streaming", "flex", "pallas preprocess", "ours with pallas preprocess"],
+    ids=["ours", "streaming", "flex", "pallas preprocess", "kernels", "streaming kernels", "both"],
 )
 def test_loss_and_gradients_equal_those_of_xla(impl, same_as_xla_with):
     assert_same_training(tiny_config(RANDOM, *impl), tiny_config(RANDOM, *same_as_xla_with))
@@ -95,6 +102,19 @@ def test_what_needs_a_tpu_says_so(impl):
     )
 
 
+def test_default_checks_wherever_they_can_be():
+    """Of `shard_map`: a sum over devices that was forgotten is an error then."""
+    checks = {
+        overrides: make_attention(tiny_config(*overrides)).check_vma
+        for overrides in (
+            ("attention.impl=ours",),
+            ("attention.impl=ours", "attention.interpret=true"),
+            ("attention.impl=ours", "attention.preprocess=pallas"),
+        )
+    }
+    assert [*checks.values()] == [True, True, True]
+
+
 def test_the_log_says_what_runs_and_why():
     config = tiny_config("attention.impl=ours", "attention.preprocess=pallas")
     impl, mask, preprocess = make_attention(config).description
@@ -102,6 +122,11 @@ def test_the_log_says_what_runs_and_why():
     assert mask == "attention.mask: causal() leaves 53.1% of 16 × 16"
     assert preprocess.startswith("attention.preprocess=pallas: smalti's Pallas kernels")
     assert "interpret mode" in preprocess
+    kernels = tiny_config("attention.impl=ours", "attention.interpret=true")
+    assert make_attention(kernels).description[0] == (
+        "attention.impl=ours: smalti.attention, pallas on cpu: named by the caller, in interpret "
+        "mode (slow)"
+    )
     impl, _, preprocess = make_attention(tiny_config()).description
     assert impl == "attention.impl=xla: masked softmax over all S × S scores"
     assert preprocess == "attention.preprocess=xla: the formula in plain JAX, which XLA fuses"
@@ -111,11 +136,14 @@ def test_the_log_says_what_runs_and_why():
 def test_the_kernels_of_jax_compute_the_same(impl):
     """In TPU interpret mode, as if on a TPU: their scale, heads and mask are as ours."""
     kernel, _ = _kernel(tiny_config(f"attention.impl={impl}").attention, "tpu", 128)
-    q, k, v = (
+    *arrays, dout = (
         jax.random.normal(key, (1, heads, 128, 128))
-        for key, heads in zip(jax.random.split(jax.random.key(0), 3), (2, 1, 1), strict=True)
+        for key, heads in zip(jax.random.split(jax.random.key(0), 4), (2, 1, 1, 2), strict=True)
     )
+    expected, pull = jax.vjp(partial(masked_softmax, mask=smalti.masks.causal()), *arrays)
     with pltpu.force_tpu_interpret_mode():
-        out = kernel(q, k, v)
-    expected = masked_softmax(q, k, v, mask=smalti.masks.causal())
+        out, pull_out = jax.vjp(kernel, *arrays)
+        gradients = pull_out(dout)
     np.testing.assert_allclose(out, expected, atol=2e-5)
+    for gradient, wanted in zip(gradients, pull(dout), strict=True):
+        np.testing.assert_allclose(gradient, wanted, atol=2e-5)

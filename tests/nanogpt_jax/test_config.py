@@ -76,6 +76,18 @@ def test_streaming_has_a_window_and_sinks_of_its_own():
     assert load_config(SMOKE, given[:1]).attention.mask_text == "streaming(sinks=4, window=256)"
 
 
+def test_the_interpreter_needs_a_kernel_to_interpret():
+    given = ["attention.impl=xla", "attention.interpret=true"]
+    with pytest.raises(UserError) as error:
+        load_config(SMOKE, given)
+    assert str(error.value).endswith(
+        "attention.interpret: got True with impl 'xla' and preprocess 'xla', of which neither is a "
+        "Pallas kernel of smalti; use impl 'ours', 'streaming' or 'flex', or preprocess 'pallas', "
+        "or leave interpret out"
+    )
+    assert load_config(SMOKE, [*given, "attention.preprocess=pallas"]).attention.interpret
+
+
 def test_a_path_that_cannot_be_one():
     with pytest.raises(UserError, match=r"--config: cannot read 'a\\x00b': "):
         load_config("a\0b")

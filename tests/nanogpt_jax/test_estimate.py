@@ -11,12 +11,9 @@ from rich.console import Console
 from nanogpt_jax import estimate
 from nanogpt_jax.attention import make_attention
 from nanogpt_jax.config import UserError
+from tests.support.libtpu import needs_libtpu
 
 from .conftest import arguments, tiny_config
-
-needs_libtpu = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="libtpu, the TPU compiler, is not installed"
-)
 
 
 @dataclass(frozen=True)
@@ -71,67 +68,91 @@ def test_a_refused_entry_says_why(capsys):
     parts = {**half, "rest": {"kernels": 0.0, "xla": 50e6}}
     good = {
         "impl": "jax_flash",
+        "preprocess": "xla",
         "rows": 8,
         "layers": 12,
         "cycles": {"simulation": parts, "compiler": parts},
         "cycles_not_simulated": 3e6,
+        "busy_cycles": {
+            "step": {"MXU": 40e6, "HBM": 45e6},
+            "attention_kernels": {"MXU": 14e6, "VALU": 16e6},
+        },
         "memory": {"peak_bytes": 12.2e9},
         "unpriced": {"collectives": {"count": 4, "bytes": 5e8}, "others": {"count": 0, "bytes": 0}},
         "time_ns": {"simulation": 50e6, "compiler": 90e6},
+        "speed_up": {"simulation": 1.414, "compiler": 1.1},
         "attention_share": {"simulation": 0.25, "compiler": 0.25},
         "fits": False,
     }
+    refused = {"impl": "xla", "preprocess": "xla", "rows": 8, "reason": "no memory"}
+    explained = {"impl": "xla", "preprocess": "xla", "price": "compiler", "beyond": True}
     record = {
         "label": "estimate; uncalibrated",
         "topology": "v6e:4x4",
         "devices": 16,
         "clock_hz": 2e9,
         "num_layers": 12,
-        "entries": [{"impl": "xla", "rows": 8, "reason": "no memory"}, good],
-        "measured": [
-            {"impl": "xla", "time_ns": 1e8, "price": "compiler", "rows": 9.26, "beyond": True}
-        ],
+        "entries": [refused, good],
+        "measured": [{**explained, "time_ns": 1e8, "rows": 9.26}],
         "assumptions": ["all is well"],
     }
     estimate.show(record, Console(width=80))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "estimate; uncalibrated"
-    assert "xla 8 none" in lines
-    assert "jax_flash 8 50.0 90.0 12.5 25% 10.0 2.5 12.5 12.2" in lines
-    assert "xla, 8 rows: no memory" in lines
+    assert "xla/xla 8 none" in lines
+    assert "jax_flash/xla 8 50.0 1.41 90.0 12.5 25% 10.0 12.5 12.2" in lines
+    assert "xla/xla, 8 rows: no memory" in lines
     text = " ".join(lines)
     assert (
-        "jax_flash, 8 rows: its peak is more than the HBM; 3% of the step are the compiler's "
-        "cycles; 4 collectives (0.50 GB) have no price and add nothing"
+        "jax_flash/xla, 8 rows: its peak is more than the HBM; busiest: HBM for 45% of the step, "
+        "VALU for 80% of attention's kernels; 3% of the step are the compiler's cycles; 4 "
+        "collectives (0.50 GB) have no price and add nothing"
     ) in text
     assert (
-        "measured 100.00 ms with xla: 9.3 rows a device, by compiler, beyond what was estimated"
+        "measured 100.00 ms with xla/xla: 9.3 rows a device, by compiler, beyond what was estimated"
     ) in text
     assert lines[-1] == "- all is well"
 
 
-def entry(impl, rows, ms):
-    return {"impl": impl, "rows": rows, "time_ns": dict.fromkeys(estimate.PRICES, ms * 1e6)}
+XLA, OURS = estimate.Variant("xla", "xla"), estimate.Variant("xla", "pallas")
 
 
-def test_measured_times_are_explained_by_their_own_implementation():
-    entries = [entry("xla", 4, 100), entry("jax_flash", 4, 10), entry("xla", 8, 180)]
-    entries += [entry("jax_flash", 8, 20), {"impl": "xla", "rows": 16, "reason": "no memory"}]
-    found = estimate.explain_measured(entries, {"xla": 140e6, "jax_flash": 40e6})
-    assert [(f["impl"], f["price"], f["rows"], f["beyond"]) for f in found] == [
-        ("xla", "simulation", 6.0, False),
-        ("xla", "compiler", 6.0, False),
-        ("jax_flash", "simulation", 16.0, True),
-        ("jax_flash", "compiler", 16.0, True),
+def entry(variant, rows, ms=None):
+    """Without ms: refused."""
+    known = {"time_ns": dict.fromkeys(estimate.PRICES, ms * 1e6)} if ms else {"reason": "no memory"}
+    return {**variant._asdict(), "rows": rows, **known}
+
+
+def test_measured_times_are_explained_by_their_own_variant():
+    entries = [entry(XLA, 4, 100), entry(OURS, 4, 10), entry(XLA, 8, 180)]
+    entries += [entry(OURS, 8, 20), entry(XLA, 16)]
+    found = estimate.explain_measured(entries, {XLA: 140e6, OURS: 40e6})
+    got = [(f["impl"], f["preprocess"], f["price"], f["rows"], f["beyond"]) for f in found]
+    assert got == [
+        ("xla", "xla", "simulation", 6.0, False),
+        ("xla", "xla", "compiler", 6.0, False),
+        ("xla", "pallas", "simulation", 16.0, True),
+        ("xla", "pallas", "compiler", 16.0, True),
+    ]
+
+
+def test_speed_ups_are_over_the_first_variant_at_the_same_rows():
+    entries = [entry(XLA, 8, 90), entry(XLA, 16), entry(OURS, 8, 60), entry(OURS, 16, 100)]
+    estimate.add_speed_ups(entries)
+    assert [found.get("speed_up") for found in entries] == [
+        dict.fromkeys(estimate.PRICES, 1.0),
+        None,
+        dict.fromkeys(estimate.PRICES, 1.5),
+        None,
     ]
 
 
 def test_one_estimate_explains_nothing():
-    entries = [entry("xla", 4, 100), {"impl": "xla", "rows": 8, "reason": "no memory"}]
+    entries = [entry(XLA, 4, 100), entry(XLA, 8)]
     with pytest.raises(UserError) as error:
-        estimate.explain_measured(entries, {"xla": 140e6})
+        estimate.explain_measured(entries, {XLA: 140e6})
     assert str(error.value) == (
-        "--measured xla: needs estimates at two or more numbers of --rows, which grow with them"
+        "--measured xla/xla: needs estimates at two or more numbers of --rows, which grow with them"
     )
 
 
@@ -151,8 +172,13 @@ def test_one_estimate_explains_nothing():
             "'streaming', 'flex', 'jax_flash', 'splash'; did you mean 'jax_flash'?",
         ),
         (
+            ["--impl", "xla/xla,ours/palas"],
+            "the command line: attention.preprocess: got 'palas'; allowed are 'xla', 'pallas'; "
+            "did you mean 'pallas'?",
+        ),
+        (
             ["--measured", "ours=100", "--rows", "1,2"],
-            "--measured: got 'ours=100'; write one of xla, '=' and milliseconds",
+            "--measured: got 'ours=100'; write one of xla/xla, '=' and milliseconds",
         ),
         (["--measured", "xla=100"], "--measured: needs two or more numbers of --rows to go by"),
         (
@@ -199,22 +225,24 @@ def test_without_the_compiler(monkeypatch, capsys):
 
 @needs_libtpu
 @pytest.mark.slow
-def test_a_step_of_both_implementations(tmp_path, monkeypatch, capsys):
+def test_a_step_of_three_implementations(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("SMALTI_CACHE", str(tmp_path / "cache"))
     args = arguments(
         "model.dim=128", "model.num_heads=1", "training.seq_len=256", "training.dtype=bfloat16"
     )
-    path = tmp_path / "step.json"
-    flags = ["--topology", "v6e:2x2", "--impl", "xla,jax_flash", "--rows", "2"]
+    path = tmp_path / "new" / "step.json"
+    flags = ["--topology", "v6e:2x2", "--impl", "xla,jax_flash,ours/pallas", "--rows", "2"]
     assert estimate.main([*args, *flags, "--vocab-size", "512", "--json", str(path)]) == 0
     out = capsys.readouterr().out
     record = json.loads(path.read_text())
     assert record["devices"] == 4
     assert record["label"].startswith("estimate; ")
     assert record["label"] in " ".join(out.split())
-    xla, flash = record["entries"]
-    assert (xla["impl"], flash["impl"]) == ("xla", "jax_flash")
-    for found in (xla, flash):
+    entries = record["entries"]
+    assert [str(estimate.variant_of(found)) for found in entries] == [
+        *("xla/xla", "jax_flash/xla", "ours/pallas")
+    ]
+    for found in entries:
         assert found["layers"] == 1
         assert found["fits"] is True
         # The state is on every device: its size, and that of the optimizer's two moments.
@@ -225,9 +253,15 @@ def test_a_step_of_both_implementations(tmp_path, monkeypatch, capsys):
             cycles = sum(n for part in found["cycles"][price].values() for n in part.values())
             assert found["time_ns"][price] == pytest.approx(cycles / 1.75)
             assert 0 < found["attention_share"][price] < 1
-            assert found["cycles"][price]["preprocess"]["xla"] > 0
-            kernels = found["cycles"][price]["attention"]["kernels"]
-            assert (kernels > 0) == (found["impl"] == "jax_flash")
+            kernels = {part: n["kernels"] for part, n in found["cycles"][price].items()}
+            assert (kernels["attention"] > 0) == (found["impl"] != "xla")
+            assert (kernels["preprocess"] > 0) == (found["preprocess"] == "pallas")
+            ratio = entries[0]["time_ns"][price] / found["time_ns"][price]
+            assert found["speed_up"][price] == ratio
+        parts, busy = found["cycles"]["simulation"], found["busy_cycles"]
+        assert 0 < busy["step"]["MXU"] < sum(n for part in parts.values() for n in part.values())
+        assert bool(busy["attention_kernels"]) == (found["impl"] != "xla")
+        assert all(n < parts["attention"]["kernels"] for n in busy["attention_kernels"].values())
         # Gradients are summed over the slice, once each.
         assert found["unpriced"]["collectives"]["bytes"] >= 4 * parameters
         assert "have no price and add nothing" in found["assumptions"][-1]

@@ -63,10 +63,10 @@ def test_rows_must_divide_among_the_devices(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preprocess", ["xla", "pallas"])
-def test_eight_devices_give_the_losses_of_one(tmp_path, run_train, preprocess):
+@pytest.mark.parametrize("option", ["preprocess=xla", "preprocess=pallas", "interpret=true"])
+def test_eight_devices_give_the_losses_of_one(tmp_path, run_train, option):
     options = (
-        *("attention.impl=ours", f"attention.preprocess={preprocess}"),
+        *("attention.impl=ours", f"attention.{option}"),
         *("training.batch_size=16", "training.grad_accumulation=2", "training.num_iterations=3"),
         *("sampling.num_tokens=0", "training.eval_every=3", "checkpoint.every=3"),
     )
