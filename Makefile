@@ -18,15 +18,21 @@ QUICK := tests/test_structure.py tests/test_docs.py tests/masks tests/lab \
   tests/contract/test_errors.py tests/nanogpt_jax/data tests/nanogpt_jax/test_config.py \
   tests/nanogpt_jax/test_metrics.py
 
+# The step whose time the article gives, with each attention/preprocess.
+STEP := --config configs/gpt2_124m_v6e_16.yaml --override optimizer.name=adamw \
+  --override training.remat=false --override training.grad_accumulation=1 \
+  --impl xla/xla,ours/xla,xla/pallas,ours/pallas,jax_flash/xla,splash/xla --rows 8,16 \
+  --measured xla/xla=242.81 --json bench-results/step.json
+
 # libtpu is in .venv for its compiler, and complains at each start of jax where there is no TPU.
 ifeq ($(wildcard /dev/accel* /dev/vfio/[0-9]* /dev/nvidia0),)
 export JAX_PLATFORMS ?= cpu
 endif
 
-.PHONY: help venv train test check bench clean
+.PHONY: help venv train test check bench bench-tpu-estimate bench-tpu-step clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-6s  %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s  %s\n", $$1, $$2}' Makefile
 	@echo '  Options: PYTHON=python3.13, ARGS="…" for the program behind a target, TORCH=no for bench'
 
 venv: ## make the development environment in .venv, or bring it up to date
@@ -36,7 +42,7 @@ train: venv ## train a small transformer on Shakespeare and print what it writes
 	@$(RUN) nanogpt_jax.train --config $(CONFIG) $(ARGS)
 
 test: venv ## run the whole test suite
-	@$(RUN) pytest $(WORKERS) $(ARGS)
+	@$(RUN) pytest $(WORKERS) --durations=30 $(ARGS)
 
 check: venv ## lint, format check, types and the quickest tests: under a minute
 	@$(RUN) ruff check
@@ -47,6 +53,12 @@ check: venv ## lint, format check, types and the quickest tests: under a minute
 bench: venv ## time attention on this CPU beside its peers, and write JSON
 	@TORCH='$(TORCH)' scripts/venv bench
 	@$(RUN) smalti.lab.bench $(ARGS)
+
+bench-tpu-estimate: venv ## compare attention with its peers on TPUs by estimate; no TPU is needed
+	@$(RUN) smalti.cli estimate bench $(ARGS)
+
+bench-tpu-step: venv ## compare whole training steps on TPU v6e by estimate; no TPU is needed
+	@$(RUN) nanogpt_jax.estimate $(STEP) $(ARGS)
 
 clean: ## remove .venv, caches and build output (runs/, data/ and bench-results/ stay)
 	@rm -rf .venv .pytest_cache .ruff_cache .hypothesis build dist

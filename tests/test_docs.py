@@ -106,7 +106,7 @@ def test_links_lead_somewhere(page):
 
 def make_targets() -> dict[str, str]:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    return dict(re.findall(r"^([a-z]+):.*?## (.*)$", makefile, re.MULTILINE))
+    return dict(re.findall(r"^([a-z-]+):.*?## (.*)$", makefile, re.MULTILINE))
 
 
 def test_make_help_lists_every_target():
@@ -122,7 +122,7 @@ def test_make_help_lists_every_target():
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_commands_exist(page):
     code = code_of(page)
-    targets = set(re.findall(r"\bmake ([a-z]+)", code)) - set(make_targets())
+    targets = set(re.findall(r"\bmake ([a-z-]+)", code)) - set(make_targets())
     assert targets == set()
     modules = re.findall(r"python -m ([\w.]+)", code)
     assert [name for name in modules if importlib.util.find_spec(name) is None] == []
