@@ -59,7 +59,7 @@ OPTIONS = {
 }
 # Of these cases each sequence has positions, or an offset, of its own.
 BY_BATCH = {"by-token": ("positions",), "four-devices-offsets": ("position_offset",)}
-# Compiled for every chip; the others for v5e and v6e alone.
+# Compiled for every chip; the others for v6e alone.
 CORE = (
     *("D128-bfloat16", "D128-float32", "fullest-forward", "fullest-backward", "ragged"),
     *("interleaved", "partial-D80", "four-devices-offsets"),

@@ -1,10 +1,11 @@
 """Compile the kernels for TPUs that are not there; a program, run by `test_compile`.
 
-    python -m tests.attention.tpu.compile_for_tpu v6e all
+    python -m tests.attention.tpu.compile_for_tpu v6e D64 'softcap, sinks'
 
-prints one JSON object a line, ``{"variant": …, "kernels": {name: {"vmem": bytes, "estimate":
-bytes}}}`` or ``{"variant": …, "error": …}``, each as soon as it is known: a variant may abort the
-process. `vmem` is what the compiler says that the kernel uses.
+compiles these variants, or without names those of COMPILED for the chip. It prints one JSON object
+a line, ``{"variant": …, "kernels": {name: {"vmem": bytes, "estimate": bytes}}}`` or
+``{"variant": …, "error": …}``, each as soon as it is known: a variant may abort the process. `vmem`
+is what the compiler says that the kernel uses.
 """
 
 import contextlib
@@ -82,7 +83,7 @@ CORE = {
         traced=((16, 8192),), blocks=None,
     ),
 }  # fmt: skip
-# With the blocks that a user gets who gives none, and oblong ones.
+# With the blocks that a user gets who gives none, and oblong ones: each compiles for long.
 CHOSEN = {
     "chosen blocks": Variant(S=2048, blocks=None),
     "chosen blocks, D128": Variant(B=2, Hq=64, Hkv=64, S=4096, blocks=None),
@@ -154,6 +155,17 @@ MORE = {
         traced=((8, 32768),),
         blocks=smalti.BlockSizes(256, 512),
     ),
+}
+
+
+# By chip. All for v6e, for which most measurements are; each of CHOSEN for one more, those that fill
+# VMEM for v7x, which has half.
+COMPILED = {
+    "v4": tuple(CORE),
+    "v5e": (*CORE, "chosen blocks", "chosen blocks, window", "few queries a tile"),
+    "v5p": (*CORE, "chosen blocks, D128"),
+    "v6e": (*CORE, *CHOSEN, *MORE),
+    "v7x": (*CORE, "chosen blocks, D256", "few keys a tile", "chosen blocks, float32"),
 }
 
 
@@ -249,17 +261,16 @@ def compile_variant(mesh: Mesh, variant: Variant) -> dict[str, dict[str, int]]:
     return {name: {**used[name], "estimate": found[name]} for name in found}
 
 
-def main(chip: str, which: str) -> None:
+def main(chip: str, *names: str) -> None:
     topology = topologies.get_topology_desc(
         platform="tpu", topology_name=TENSOR_CORES[chip].topology
     )
     mesh = Mesh(np.array(topology.devices[:1]), ("x",), axis_types=(AxisType.Auto,))
     variants = CORE | CHOSEN | MORE
-    named = {"core": CORE, "chosen": CORE | CHOSEN, "all": variants}
-    for name, variant in (named.get(which) or {which: variants[which]}).items():
+    for name in names or COMPILED[chip]:
         start = time.process_time()
         try:
-            result = {"kernels": compile_variant(mesh, variant)}
+            result = {"kernels": compile_variant(mesh, variants[name])}
         except Exception as error:  # whatever it is, it is that variant's result
             result = {"error": f"{type(error).__name__}: {error}"[:3000]}
         print(

@@ -14,7 +14,7 @@ from tests.support.libtpu import needs_libtpu
 
 pytestmark = [pytest.mark.slow, needs_libtpu]
 
-S, Hq = 2048, 8
+S, Hq = 1024, 8
 BLOCKS = smalti.BlockSizes(256, 512)  # the bytes are those of larger tiles, which compile for long
 
 
@@ -23,7 +23,7 @@ BLOCKS = smalti.BlockSizes(256, 512)  # the bytes are those of larger tiles, whi
     [(D, Hkv, "BHSD") for D in (64, 128, 256) for Hkv in (8, 2)] + [(128, 2, "BSHD")],
 )
 def test_each_array_is_moved_once(D, Hkv, layout):
-    B = 128 * 128 // D  # no array fits into VMEM, where XLA would keep it
+    B = 8 * 128 * 128 // D // Hkv  # no array fits into VMEM, where XLA would keep it
     # In BSHD, heads come side by side, as from a projection; a program's own arguments [B, S, H, D]
     # are stored with tiles of heads, and XLA would move them.
     sizes = {h: (B, h, S, D) if layout == "BHSD" else (B, S, h * D) for h in (Hq, Hkv)}
