@@ -6,7 +6,7 @@ from rich.console import Console
 
 from smalti.cli.bench_cases import OURS
 from smalti.cli.bench_record import summary
-from smalti.cli.bench_show import draw, show
+from smalti.cli.bench_show import draw, figure, show
 
 
 def found(time_ns, **others):
@@ -97,3 +97,15 @@ def test_an_svg_says_what_is_in_it(tmp_path: Path, monkeypatch):
     text = (tmp_path / "out.svg").read_text()
     for word in ("ours", "tokamax", "floor", "bar", "forward on v6e", "D=128 S=4096 Hkv=8"):
         assert f">{word}</text>" in text
+
+
+def test_every_point_is_inside_of_its_panel():
+    """Also where the last one's times are the largest."""
+    made = record(
+        *(row("forward", 50_000.0) | {"chip": chip} for chip in ("v6e", "v7x")),
+        *(row("both", time) | {"chip": chip} for chip, time in (("v6e", 1e5), ("v7x", 5e5))),
+    )
+    for panel in figure(made).axes:
+        low, high = panel.get_ylim()
+        assert low == 0
+        assert all(max(line.get_ydata(), default=0) < high for line in panel.get_lines())

@@ -120,11 +120,16 @@ def _say(out: Console, text: str) -> None:
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """Each shape's times over its best peer's: a panel for each pass and chip."""
+    figure(record).savefig(path, dpi=150)
+
+
+def figure(record: Mapping[str, Any]) -> Figure:
+    """What `draw` saves."""
     passes = list(dict.fromkeys(row["pass"] for row in record["rows"]))
     chips = list(dict.fromkeys(row["chip"] for row in record["rows"]))
-    figure = Figure(figsize=(3 + 5 * len(chips), 1.5 + 4 * len(passes)), layout="constrained")
-    FigureCanvasAgg(figure)
-    panels = figure.subplots(len(passes), len(chips), sharey=True, squeeze=False)
+    drawn = Figure(figsize=(3 + 5 * len(chips), 1.5 + 4 * len(passes)), layout="constrained")
+    FigureCanvasAgg(drawn)
+    panels = drawn.subplots(len(passes), len(chips), sharey=True, squeeze=False)
     bars = {one["pass"]: one["bar"] for one in record["summary"]}
     for line, which in zip(panels, passes, strict=True):
         for panel, chip in zip(line, chips, strict=True):
@@ -132,9 +137,10 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
             _draw_panel(panel, same, bars[which])
             panel.set_title(f"{_PASS[which]} on {chip}", fontsize=10)
         line[0].set_ylabel("time ÷ best peer's, estimated")
+    panels[0][0].set_ylim(bottom=0)  # of all, once all is drawn
     handles, names = panels[0][0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names))
-    figure.savefig(path, dpi=150)
+    drawn.legend(handles, names, loc="outside lower center", ncols=len(names))
+    return drawn
 
 
 def _draw_panel(panel: Axes, rows: Sequence[Mapping[str, Any]], bar: float) -> None:
@@ -161,4 +167,3 @@ def _draw_panel(panel: Axes, rows: Sequence[Mapping[str, Any]], bar: float) -> N
         )
     labels = [f"D={row['D']} S={row['S']} Hkv={row['Hkv']}" for row in rows]
     panel.set_xticks(range(len(rows)), labels, rotation=90, fontsize=7)
-    panel.set_ylim(bottom=0)

@@ -158,8 +158,8 @@ MORE = {
 }
 
 
-# By chip. All for v6e, for which most measurements are; each of CHOSEN for one more, those that fill
-# VMEM for v7x, which has half.
+# By chip. All for v6e, for which most measurements are; each of CHOSEN for one more, of which those
+# that fill VMEM for v7x, which has half.
 COMPILED = {
     "v4": tuple(CORE),
     "v5e": (*CORE, "chosen blocks", "chosen blocks, window", "few queries a tile"),
