@@ -246,7 +246,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             run.setdefault("name", Path(path).stem)
     for override in overrides:
         _apply(values, override)
-    return parse_config(values, str(path or "the overrides"))
+    given = [*([] if path is None else [str(path)]), *(["--override"] if overrides else [])]
+    return parse_config(values, " with ".join(given) or "the defaults")
 
 
 def parse_config(values: dict[str, Any], source: str) -> Config:

@@ -5,6 +5,7 @@ import time
 import jax
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 
 class Display:
@@ -16,13 +17,17 @@ class Display:
         self._console = Console(highlight=False, soft_wrap=True, quiet=jax.process_index() != 0)
         self._bar = Progress(
             TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
+            # The bar has what the numbers leave: a narrow terminal cuts no count.
+            BarColumn(bar_width=None, table_column=Column(ratio=1)),
+            MofNCompleteColumn(
+                table_column=Column(no_wrap=True, min_width=2 * len(f"{total}") + 1)
+            ),
             TextColumn("{task.fields[numbers]}"),
             TextColumn("ETA"),
             TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
+            expand=True,
         )
         self._task = self._bar.add_task("", total=total, completed=first, numbers="compiling …")
 

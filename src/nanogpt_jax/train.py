@@ -164,10 +164,10 @@ def _train_in(
     first, total = int(state.step), config.training.num_iterations
     loop = Loop(setup, folder, checkpoints, make_train_step_of(setup, optimizer), seconds)
     if first > total or (first == total and not loop.lacks(first)):
-        print(
-            f"{folder} is complete: {first} of {total} steps; set training.num_iterations higher "
-            "to go on"
+        steps = (
+            f"{first} of {total} steps" if first == total else f"{first} steps, {total} asked for"
         )
+        print(f"{folder} is complete: {steps}; set training.num_iterations higher to go on")
         return 0
     if jax.process_index() == 0:
         write_text(folder / "config.yaml", config.to_yaml())
@@ -422,7 +422,10 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 1
     except KeyboardInterrupt:
-        print("stopped at once by Ctrl-C; --resume goes on from the last checkpoint")
+        print(
+            "stopped at once by Ctrl-C; --resume goes on from the last checkpoint, "
+            "or from the start where there is none"
+        )
         return 130
 
 

@@ -112,7 +112,10 @@ def test_without_typer_it_says_what_to_install():
     )
     done = in_a_process(code)
     assert done.returncode == 1
-    assert done.stderr == 'smalti: the command line needs typer: pip install "smalti[cli]"\n'
+    assert done.stderr == (
+        'smalti: the command line needs typer: pip install "smalti[cli]", or from a checkout '
+        'pip install ".[cli]"\n'
+    )
 
 
 def test_help_waits_for_nothing():

@@ -70,6 +70,19 @@ def test_what_is_out_of_reach_is_one_line(override, text):
     assert len(str(error.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("path", "overrides", "blamed"),
+    [
+        (SMOKE, ["model.dim=65"], f"{SMOKE} with --override: "),
+        (None, ["model.dim=65"], "--override: "),
+    ],
+)
+def test_the_file_alone_is_not_blamed_for_an_override(path, overrides, blamed):
+    with pytest.raises(UserError) as error:
+        load_config(path, overrides)
+    assert str(error.value).startswith(blamed)
+
+
 def test_streaming_has_a_window_and_sinks_of_its_own():
     given = ["attention.impl=streaming", "attention.sink_tokens=0"]
     assert load_config(SMOKE, given).attention.mask_text == "streaming(sinks=0, window=256)"

@@ -47,7 +47,7 @@ def bench(
 ) -> None:
     """Ours and the best of tokamax's splash, jax's splash and jax's flash, for TPUs by estimate.
 
-    bfloat16, causal, 8 query heads. About an hour on two cores; stopped at any moment and started
+    bfloat16, causal, 8 query heads. Three hours on two cores; stopped at any moment and started
     again, it goes on, and what is known already shows. Results are kept by versions, flags, blocks
     and smalti's source: a change of our kernels measures ours anew, and no peer.
     """

@@ -21,7 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     """`smalti`: returns the exit code."""
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
-        return _say(f'the command line needs {" and ".join(missing)}: pip install "smalti[cli]"', 1)
+        return _say(
+            f'the command line needs {" and ".join(missing)}: pip install "smalti[cli]", or from a '
+            'checkout pip install ".[cli]"',
+            1,
+        )
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # 'µ' in ASCII is no reason to stop
