@@ -37,6 +37,8 @@ from smalti.attention.tpu.pipeline import written_out
 from smalti.attention.tpu.vmem import vmem_bytes
 from smalti.backend import target_chip
 from smalti.chips import TENSOR_CORES
+from smalti.estimate.module.hlo import read_module, scoped_vmem_bytes
+from smalti.estimate.module.shapes import VMEM
 
 SMALL = smalti.BlockSizes(128, 256)
 # So many that XLA cannot keep the arrays themselves in VMEM, where kernels then need less.
@@ -230,23 +232,17 @@ def estimates():
 def used_vmem(hlo: str) -> dict[str, dict[str, int]]:
     """By kernel, what the compiler took, and how many of its operands and results are in VMEM as a
     whole."""
-    used = {}
-    for line in hlo.splitlines():
-        if 'custom_call_target="tpu_custom_call"' in line:
-            (name,) = set(re.findall(r"(smalti_attention_\w+?)/pallas_call", line))
-            (taken,) = re.findall(
-                r'"used_scoped_memory_configs":\[{"memory_space":"1","offset":"0","size":"(\d+)"',
-                line,
-            )
-            results, _, rest = line.partition(" custom-call(")
-            arrays = re.findall(r"%[\w.\-]+", rest.partition("custom_call_target")[0])
-            types = re.findall(r"\w+\[[\d,]*\]{[^}]*}", results)
-            for array in arrays[1:]:  # without the list of tiles
-                made = re.search(rf"^ *(?:ROOT )?{re.escape(array)} = (\S+)", hlo, re.M)
-                types.append(made[1] if made else "")
-            # Rows of float32 or ids are small.
-            whole = sum("S(1)" in kind and not re.search(r"\b1,\d+\]", kind) for kind in types)
-            used[name] = {"vmem": int(taken), "whole": whole}
+    module, used = read_module(hlo), {}
+    taken = scoped_vmem_bytes(module)
+    for computation in module.computations.values():
+        for call in computation.instructions:
+            if call.target == "tpu_custom_call":
+                (name,) = re.findall(r"(smalti_attention_\w+?)/pallas_call", call.op_name)
+                inputs = [computation.by_name[operand].shape for operand in call.operands]
+                arrays = [*call.shape.leaves, *inputs[1:]]  # without the list of tiles
+                # Rows of float32 or ids are small.
+                whole = sum(x.space == VMEM and x.dims[-2:-1] != (1,) for x in arrays)
+                used[name] = {"vmem": taken[call.name], "whole": whole}
     return used
 
 
