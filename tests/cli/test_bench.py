@@ -1,6 +1,5 @@
 """`smalti estimate bench`, with made-up times; once with the compiler."""
 
-import importlib.util
 import inspect
 import json
 
@@ -12,10 +11,8 @@ from smalti.cli.bench_cases import OURS, PEERS, Asked, tasks
 from smalti.estimate import EstimateError
 from smalti.estimate.tune import Trial
 from tests.support.libtpu import needs_libtpu
+from tests.support.tokamax import needs_tokamax
 
-needs_tokamax = pytest.mark.skipif(
-    importlib.util.find_spec("tokamax") is None, reason="needs pip install tokamax"
-)
 pytestmark = needs_tokamax
 ONE = ("--chips", "v6e", "--dims", 128, "--lengths", 2048)
 TIMES = {OURS: 60_000.0, "tokamax": 100_000.0, "splash": 120_000.0, "jax_flash": 150_000.0}

@@ -1,12 +1,8 @@
-import importlib.util
-
 import pytest
 
 from smalti.cli.bench_cases import OURS, PEERS, Asked, shapes, tasks
+from tests.support.tokamax import needs_tokamax
 
-needs_tokamax = pytest.mark.skipif(
-    importlib.util.find_spec("tokamax") is None, reason="needs pip install tokamax"
-)
 SMALL = {"chips": ("v6e",), "dims": (128,), "lengths": (2048,), "kv_heads": (8,)}
 
 

@@ -1,4 +1,3 @@
-import importlib.util
 import math
 
 import pytest
@@ -8,10 +7,8 @@ from smalti.cli.bench_cases import OURS, Asked, tasks
 from smalti.cli.bench_record import floor, record_of, summary
 from smalti.estimate.peers import AttentionCase
 from smalti.estimate.tune import Trial
+from tests.support.tokamax import needs_tokamax
 
-needs_tokamax = pytest.mark.skipif(
-    importlib.util.find_spec("tokamax") is None, reason="needs pip install tokamax"
-)
 ASKED = Asked(("v6e",), (128,), (4096,), (8,), ("forward",))
 
 

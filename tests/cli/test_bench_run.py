@@ -1,16 +1,11 @@
-import importlib.util
 from dataclasses import replace
-
-import pytest
 
 from smalti.cli import bench_run
 from smalti.cli.bench_cases import OURS, Asked, tasks
 from smalti.cli.bench_run import depends, key_of
 from smalti.estimate.tune import Journal, Trial
+from tests.support.tokamax import needs_tokamax
 
-needs_tokamax = pytest.mark.skipif(
-    importlib.util.find_spec("tokamax") is None, reason="needs pip install tokamax"
-)
 ASKED = Asked(("v6e",), (128,), (2048,), (8,), ("forward",), variants=1)
 HIT = Trial(cycles=7.0, time_ns=4.0, bytes_hbm=1, bound="MXU")
 

@@ -1,15 +1,12 @@
 import dataclasses
-import importlib.util
 
 import pytest
 
 from smalti.cli.bench_variants import DIMS, published
 from smalti.estimate.peers import AttentionCase, attention_variants
 from tests.estimate.peers.support import lower
+from tests.support.tokamax import needs_tokamax
 
-needs_tokamax = pytest.mark.skipif(
-    importlib.util.find_spec("tokamax") is None, reason="needs pip install tokamax"
-)
 PEERS = [pytest.param("tokamax", marks=needs_tokamax), "splash", "jax_flash"]
 PASSES = ("forward", "both")
 

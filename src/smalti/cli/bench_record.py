@@ -1,6 +1,7 @@
 """What `smalti estimate bench` found, as JSON values: rows, geometric means, bars and the floor."""
 
 import math
+import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -162,5 +163,5 @@ def _summary(which: str, chip: str, rows: Sequence[Row]) -> dict[str, Any]:
 
 def _mean(values: Iterable[float]) -> float | None:
     """Geometric."""
-    logs = [math.log(value) for value in values]
-    return math.exp(sum(logs) / len(logs)) if logs else None
+    values = list(values)
+    return statistics.geometric_mean(values) if values else None

@@ -46,11 +46,8 @@ def test_blocks_are_legal_and_fit_in_vmem(direction, chip):
             # Tokens of padding are few, but for what a register of lanes takes.
             for size, length in ((blocks.block_q, q_len), (blocks.block_kv, kv_len)):
                 assert -(-length // size) * size <= max(128, (-(-length // 128) * 128) * 16 / 15)
-            launches = ["forward"]
-            if direction == "backward":
-                all_keys = kv_len <= blocks.major_kv
-                launches = ["backward"] if all_keys else ["backward_dq", "backward_dk_dv"]
-            for launch in launches:
+            all_keys = kv_len <= blocks.major_kv
+            for launch in block_sizes._launches(direction, all_keys, bias is not None):
                 need = vmem_bytes(launch, blocks, heads, itemsize, chip=chip, bias=bias)
                 assert need <= block_sizes.vmem_limit(chip), (launch, blocks, heads, itemsize)
             if bias is None or 1 in bias[0]:

@@ -1,7 +1,6 @@
 """Every peer lowers for a TPU and computes what it should."""
 
 import dataclasses
-import importlib.util
 import json
 import math
 import re
@@ -22,9 +21,8 @@ from smalti.estimate.peers import (
     tokamax,
 )
 from tests.estimate.peers.support import arrays, interpret, lower, plain_attention
+from tests.support.tokamax import NO_TOKAMAX, needs_tokamax
 
-NO_TOKAMAX = "needs pip install tokamax"
-needs_tokamax = pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason=NO_TOKAMAX)
 PEERS = [
     pytest.param(peer, marks=needs_tokamax if peer == "tokamax" else ()) for peer in ATTENTION_PEERS
 ]

@@ -1,19 +1,7 @@
-"""TPU interpret mode at its strictest: memory starts as NaN, reads out of bounds raise."""
+"""What the kernels are interpreted for, and how near to a whole tile a cut one comes."""
 
 import ml_dtypes
 import numpy as np
-from jax._src.pallas.mosaic.interpret import interpret_pallas_call
-from jax.experimental.pallas import tpu as pltpu
-
-STRICT = pltpu.InterpretParams(
-    detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan"
-)
-
-
-def races_found() -> bool:
-    """Whether the last interpreted call raced. JAX has no public name for it yet."""
-    return interpret_pallas_call.races.races_found
-
 
 PARTIAL = {"rope_interleaved": True, "rotary_dim": 6}
 # Small, for a call takes seconds; each ends in a cut tile of 8 rows.
