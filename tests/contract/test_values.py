@@ -6,21 +6,15 @@ import pytest
 import smalti
 from smalti import masks
 from tests.support.calls import IMPLEMENTATIONS, check, program
-from tests.support.cases import FEATURES, MASKS, SIZES, WITHOUT_SCORE_MOD, relative, spread
+from tests.support.cases import FEATURES, MASKS, SIZES, relative, spread
 from tests.support.inputs import DTYPES, LOGITS, Sizes, draw, normal
 
 SMALL = Sizes(B=2, Sq=37, Sk=29, Hq=4, Hkv=2, D=8, Dv=6)
 
 
-def all_of(implementation: str) -> str:
-    """The feature that is all that it takes."""
-    return "all but score_mod" if implementation == "pallas" else "all"
-
-
 def cases():
     for implementation in IMPLEMENTATIONS:
-        features = WITHOUT_SCORE_MOD if implementation == "pallas" else FEATURES
-        for case in spread(MASKS, SIZES, features, times=2):
+        for case in spread(MASKS, SIZES, FEATURES, times=2):
             yield implementation, *case
 
 
@@ -50,7 +44,7 @@ def test_dtypes_and_logits(implementation, dtype, logits):
 @pytest.mark.parametrize("layout", ["BSHD", "BHSD"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_all_features_in_low_precision(implementation, dtype, layout):
-    arguments = FEATURES[all_of(implementation)](SMALL)
+    arguments = FEATURES["all"](SMALL)
     arguments["bias"] = arguments["bias"].astype(DTYPES[dtype])
     arguments["sinks"] = arguments["sinks"].astype(DTYPES[dtype])
     inputs = draw(SMALL, dtype=dtype, layout=layout)
@@ -85,22 +79,20 @@ def test_scale(implementation, scale):
 def test_results_do_not_depend_on_tile_sizes(tiled, tiles):
     """The reference has none: test_errors.py shows that it refuses block_sizes."""
     sizes = SIZES["129x127 MQA D7 Dv5"]
-    arguments = MASKS["segment_ids, padded"](sizes) | FEATURES[all_of(tiled)](sizes)
+    arguments = MASKS["segment_ids, padded"](sizes) | FEATURES["all"](sizes)
     check(tiled, draw(sizes), block_sizes=smalti.BlockSizes(*tiles), **arguments)
 
 
 @pytest.mark.parametrize(("hq", "hkv"), [(6, 2), (28, 4), (5, 5)])
 def test_grouped_heads(implementation, hq, hkv):
     sizes = Sizes(B=1, Sq=19, Sk=19, Hq=hq, Hkv=hkv, D=4, Dv=4)
-    arguments = FEATURES["sinks"](sizes)
-    if implementation != "pallas":
-        arguments |= FEATURES["score_mod per head"](sizes)
+    arguments = FEATURES["sinks"](sizes) | FEATURES["score_mod per head"](sizes)
     check(implementation, draw(sizes), mask=masks.causal(), **arguments)
 
 
 def test_two_runs_are_bitwise_equal(implementation):
     sizes = SIZES["300x300"]
-    arguments = MASKS["streaming"](sizes) | FEATURES[all_of(implementation)](sizes)
+    arguments = MASKS["streaming"](sizes) | FEATURES["all"](sizes)
     inputs = draw(sizes)
     attend = program(implementation=implementation, **arguments)
     first, second = attend(inputs), attend(inputs)

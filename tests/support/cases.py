@@ -117,10 +117,6 @@ FEATURES: dict[str, Callable[[Sizes], dict]] = {
 }
 
 
-# What "pallas" takes.
-WITHOUT_SCORE_MOD = ["plain", "softcap, scale", "sinks", "bias", "all but score_mod"]
-
-
 def spread(*lists, times: int) -> Iterator[tuple]:
     """``times`` tuples for each entry of the first list, walking the others at different paces, so
     that pairs of them are covered evenly by few cases."""

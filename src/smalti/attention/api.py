@@ -121,6 +121,7 @@ def attention(
             out, lse = pallas(
                 *arrays,
                 mask=call.mask,
+                score_mod=call.score_mod,
                 layout=layout,
                 block_sizes=block_sizes,
                 interpret=interpret or False,

@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from smalti.eagerly import eagerly
 from smalti.masks.tiles import TileGrid, TileIndex, as_known, reduce_tiles
 from smalti.masks.traced_mod import TracedMod, trace_mod
 
@@ -236,10 +237,7 @@ class BoundMaskMod(Mask):
 
     def classify(self, tiles):
         if self.mod.is_known:
-            with jax.ensure_compile_time_eval():
-                return TileStates(
-                    *(np.asarray(x) for x in jax.jit(self._evaluate, static_argnums=0)(tiles))
-                )
+            return TileStates(*eagerly(jax.jit(self._evaluate, static_argnums=0), tiles))
         return TileStates(*self._evaluate(tiles))
 
     def _evaluate(self, tiles: TileGrid):

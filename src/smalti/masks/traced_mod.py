@@ -53,9 +53,7 @@ class TracedMod:
 
     def call(self, *args):
         """The scalar program on scalars."""
-        varying = varying_axes((self.captured, args))
-        evaluate = _evaluate_varying if varying else core.eval_jaxpr
-        (out,) = evaluate(self.jaxpr, self.captured, *args)
+        (out,) = _evaluate(self.jaxpr, self.captured, *args)
         return out
 
     def over_tile(self, b, h, q_idx, kv_idx):
@@ -126,9 +124,10 @@ def _depends(jaxpr) -> tuple[bool, ...]:
     return tuple(i in used for i in range(len(jaxpr.invars)))
 
 
-def _evaluate_varying(jaxpr, captured, *args):
-    """`core.eval_jaxpr` under `shard_map`, for inputs that vary over more mesh axes than those
-    the program was traced with: its own casts are replaced by casts to all of their axes."""
+def _evaluate(jaxpr, captured, *args):
+    """`jax.core.eval_jaxpr` in another context than that of the trace: on another mesh, or under
+    `shard_map` for inputs that vary over more axes. The program's own casts are replaced by casts
+    to all of their axes."""
     axes = varying_axes((captured, args))
     cast = lambda values: vary_over(list(values), axes)  # noqa: E731
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], cast([*captured, *args]), strict=True))
@@ -139,7 +138,7 @@ def _evaluate_varying(jaxpr, captured, *args):
             outputs = inputs
         elif name in ("jit", "pjit"):
             inner = eqn.params["jaxpr"]
-            outputs = _evaluate_varying(inner.jaxpr, inner.consts, *inputs)
+            outputs = _evaluate(inner.jaxpr, inner.consts, *inputs)
         else:
             outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
             outputs = outputs if eqn.primitive.multiple_results else [outputs]

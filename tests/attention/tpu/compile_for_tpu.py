@@ -32,6 +32,7 @@ from jax.sharding import PartitionSpec as P
 
 import smalti
 from smalti import masks
+from smalti.attention.tpu.block_sizes import operand_blocks
 from smalti.attention.tpu.grid import Grid
 from smalti.attention.tpu.pipeline import written_out
 from smalti.attention.tpu.vmem import vmem_bytes
@@ -62,6 +63,8 @@ class Variant:
     bias: tuple[int, ...] | None = None
     sinks: bool = False
     softcap: float | None = None
+    score_mod: Callable[..., Any] | None = None  # after its arguments, of the array `captured`
+    captured: tuple[int, ...] = ()  # its shape, float32
     blocks: smalti.BlockSizes | None = SMALL
     precision: str | None = None  # by jax.default_matmul_precision
     vmapped: bool = False  # two of all, one after the other
@@ -129,6 +132,31 @@ MORE = {
             (1, H, 1, 1),
         )
     },
+    "mask_mod": Variant(mask=lambda: lambda b, h, q, k: (q + 2 * k + h) % 3 != b),
+    "array mask": Variant(mask=lambda: np.random.default_rng(0).random((B, 1, 512, 512)) < 0.5),
+    "array mask of keys": Variant(
+        mask=lambda keys: lambda b, h, q, k: keys[b, k] > 0, traced=((B, 512),)
+    ),
+    "BlockMask": Variant(
+        mask=lambda: masks.build_block_mask(
+            masks.prefix_lm(100) & masks.local(300, 512, 0), B, H, 512, 512, 128, 256
+        )
+    ),
+    "score_mod, heads": Variant(
+        score_mod=lambda s, b, h, q, k, x: s - x[h] * (q - k), captured=(H,)
+    ),
+    "score_mod, queries": Variant(
+        score_mod=lambda s, b, h, q, k, x: s + x[b, q], captured=(B, 512)
+    ),
+    "score_mod, keys": Variant(
+        score_mod=lambda s, b, h, q, k, x: s * x[h, k], captured=(H, 512), softcap=30.0
+    ),
+    "score_mod, relative": Variant(
+        score_mod=lambda s, b, h, q, k, x: s + x[h, q - k + 511], captured=(H, 1023)
+    ),
+    "score_mod, float32": Variant(
+        dtype="float32", score_mod=lambda s, b, h, q, k, x: s + x[q - k + 511], captured=(1023,)
+    ),
     "softcap, sinks": Variant(softcap=30.0, sinks=True),
     "GQA": Variant(Hkv=H // 4, mask=document, traced=((B, 512),)),
     "MQA, BSHD": Variant(Hkv=1, layout="BSHD"),
@@ -183,12 +211,18 @@ def functions(variant: Variant):
     arrays = {"q": shape(v.Hq, v.S, v.D), "k": shape(v.Hkv, Sk, v.D), "v": shape(v.Hkv, Sk, Dv)}
     if v.bias is not None:
         arrays["bias"] = jax.ShapeDtypeStruct(v.bias, "float32")
+    if v.score_mod is not None:
+        arrays["captured"] = jax.ShapeDtypeStruct(v.captured, "float32")
     if v.sinks:
         arrays["sinks"] = jax.ShapeDtypeStruct((v.Hq,), "float32")
 
     def loss(arrays, *traced):
+        arrays, mods = dict(arrays), {}
+        if v.score_mod is not None:
+            captured = arrays.pop("captured")
+            mods["score_mod"] = lambda *scalars: v.score_mod(*scalars, captured)
         out, lse = smalti.attention(
-            **arrays, mask=v.mask(*traced), softcap=v.softcap, layout=v.layout, return_lse=True,
+            **arrays, **mods, mask=v.mask(*traced), softcap=v.softcap, layout=v.layout, return_lse=True,
             implementation="pallas", block_sizes=v.blocks,
         )  # fmt: skip
         return out.astype(jnp.float32).sum() + lse.sum()
@@ -205,22 +239,26 @@ def estimates():
     """What `vmem_bytes` says of every kernel that is traced, by its name."""
     found, call = {}, Grid.call
 
-    def recorded(grid, kernel, inputs, outputs, *args, name, **options):
+    def recorded(grid, kernel, inputs, outputs, *args, rules, name, **options):
         arrays = {x.name: x.array for x in inputs}
-        bias, ids = arrays.get("bias"), arrays.get("q_ids")
-        written, loops = written_out(grid.walk)
+        bias, walk = arrays.get("bias"), grid.walk
+        written, loops = written_out(walk)
+        mods = [mod for mod in (rules.mask, rules.score_mod) if mod is not None]
+        kinds = [x.kind for mod in mods for x in mod.operands]
+        score = rules.score_mod
         found[name] = vmem_bytes(
             name.removeprefix("smalti_attention_"),
             grid.walk.blocks,
             grid.heads,
             arrays["q"].dtype.itemsize,
             chip=target_chip(),
-            documents=0 if ids is None else ids.shape[0],
+            operands=operand_blocks(kinds, walk.blocks, walk.q_len, walk.kv_len),
+            score_mod=None if score is None else sum(x.floating for x in score.operands),
             bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
             written_out=written,
             loops=loops,
         )
-        return call(grid, kernel, inputs, outputs, *args, name=name, **options)
+        return call(grid, kernel, inputs, outputs, *args, rules=rules, name=name, **options)
 
     Grid.call = recorded
     try:

@@ -11,6 +11,7 @@ that each sums in VMEM.
 from __future__ import annotations
 
 import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +21,29 @@ from jax.experimental.pallas import tpu as pltpu
 from smalti.attention.tpu import pipeline
 from smalti.attention.tpu.grid import Block, Grid, Refs
 from smalti.attention.tpu.layout import Heads, put, take
+from smalti.attention.tpu.operands import Place, add_gradient, place_of
 from smalti.attention.tpu.scores import (
     Rules,
     hide,
     keep_seen,
-    place_of,
+    modified_with_gradient,
     zero_hidden,
 )
-from smalti.attention.tpu.tiles import Walk
+from smalti.attention.tpu.tiles import Part, Walk
 from smalti.attention.tpu.vmem import MAKES, Launch
+from smalti.tpu.lanes import LANES
+
+# The operands of ``score_mod`` whose gradients a launch makes: those whose steps are neighbours.
+MAKES_OF_MOD: dict[Launch, tuple[str, ...]] = {
+    "backward": ("number", "q", "kv", "relative"),
+    "backward_dq": ("number", "q", "relative"),
+    "backward_dk_dv": ("kv",),
+}
+# The axes whose steps add to one block of such a gradient, for each query head.
+SUMMED_OVER = {"number": ("i", "j"), "q": ("j",), "kv": ("i",), "relative": ("i", "j")}
 
 
-def kernel(refs: Refs, *, rules: Rules, grid: Grid):
+def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     # Blocks of arrays are written here as [tokens, dims]; in the layout BHDS they are transposed.
     q_ref = refs.q  # [major_q, D]
     k_ref = refs.k  # [major_kv, D]
@@ -65,19 +77,29 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
             refs.dk_acc[...] = jnp.zeros(refs.dk_acc.shape, jnp.float32)
             refs.dv_acc[...] = jnp.zeros(refs.dv_acc.shape, jnp.float32)
 
+    dmod = dict(zip(made_of_mod(rules, launch), refs.dscore_mod, strict=True))
+    for n, ref in dmod.items():
+        kind = rules.score_mod.operands[n].kind
+
+        @pl.when(grid.is_first(at, *SUMMED_OVER[kind]))
+        def _(ref=ref):
+            ref[...] = jnp.zeros(ref.shape, jnp.float32)
+
     def use(t, slot, parts):
-        place = place_of(t, refs.tiles, at, walk)
+        place = place_of(t, refs.tiles, at, grid)
         for part in parts:
             queries, keys = place.queries(part), place.keys(part)
             q, dout = take(q_ref, queries, heads), take(dout_ref, queries, heads)
-            weights, dscores, seen = weights_and_dscores(slot, part, place, rules, refs)
-            weights, dscores = weights.astype(q.dtype), dscores.astype(q.dtype)
+            found = score_gradients(slot, part, place, rules, refs)
+            weights, dscores = found.weights.astype(q.dtype), found.products.astype(q.dtype)
             if makes_dkv:
                 _add(refs.dv_acc, keys, weights, 1, dout, rules, grid)  # dV += Pᵀ dO
                 _add(refs.dk_acc, keys, dscores, 1, q, rules, grid)  # dK += dSᵀ Q
             if makes_dq:
-                k = keep_seen(take(k_ref, keys, heads), seen, tokens)
+                k = keep_seen(take(k_ref, keys, heads), found.seen, tokens)
                 _add(refs.dq_acc, queries, dscores, 0, k, rules, grid)  # dQ += dS K
+            for n, ref in dmod.items():
+                add_gradient(rules.score_mod.operands[n], ref, found.operands[n], part, place)
 
     fill = functools.partial(fill_products, at=at, rules=rules, refs=refs, grid=grid)
     pipeline.run(walk, refs.tiles, at, fill, use)
@@ -119,7 +141,7 @@ def _finish(ref, sum_ref, rows, factor: float, grid: Grid) -> None:
 
 def fill_products(t, slot: int, parts, *, at, rules: Rules, refs: Refs, grid: Grid) -> None:
     """K Qᵀ and V dOᵀ of a tile, into its slot."""
-    heads, place = grid.heads, place_of(t, refs.tiles, at, grid.walk)
+    heads, place = grid.heads, place_of(t, refs.tiles, at, grid)
     dims = 1 - heads.token_axis
     for part in parts:
         q, dout = (take(x, place.queries(part), heads) for x in (refs.q, refs.dout))
@@ -129,47 +151,75 @@ def fill_products(t, slot: int, parts, *, at, rules: Rules, refs: Refs, grid: Gr
         refs.dweights[slot, part.keys, part.queries] = rules.product(v, dout, dims, dims)
 
 
-def weights_and_dscores(
-    slot: int, part, place, rules: Rules, refs: Refs, *, before_cap: bool = True
-):
-    """The weights P and the gradient dS of scores, before the cap or after it, both
-    ``[keys, queries]`` float32; and which keys are seen, see `hide`."""
-    scores, slope = rules.capped(refs.scores[slot, part.keys, part.queries])
+class ScoreGradients(NamedTuple):
+    """Of a part, ``[keys, queries]`` float32."""
+
+    weights: Any  # P
+    final: Any  # the gradient of scores as the softmax sees them, dS
+    products: Any  # that of scale · q·k
+    operands: dict[int, Any]  # those of the floating operands of ``score_mod``, by their number
+    seen: Any  # which keys are, see `hide`
+
+
+def score_gradients(slot: int, part: Part, place: Place, rules: Rules, refs: Refs):
+    scaled = refs.scores[slot, part.keys, part.queries]
+    scaled, pull = modified_with_gradient(scaled, part, place, rules, refs)
+    scores, slope = rules.capped(scaled)
     scores, seen = hide(scores, part, place, rules, refs)
     queries = place.queries(part)
     weights = jnp.exp2(scores - refs.lse[:, queries])
-    dscores = weights * (refs.dweights[slot, part.keys, part.queries] - refs.delta[:, queries])
-    if before_cap and slope is not None:
-        dscores = dscores * slope
-    return weights, zero_hidden(dscores, scores, part), seen
+    final = weights * (refs.dweights[slot, part.keys, part.queries] - refs.delta[:, queries])
+    final = zero_hidden(final, scores, part)
+    products = final if slope is None else zero_hidden(final * slope, scores, part)
+    products, operands = pull(products)
+    if rules.score_mod is not None:  # which may be NaN where hidden, and its derivative
+        products, *operands = (zero_hidden(x, scores, part) for x in (products, *operands))
+    floating = floating_operands(rules)
+    return ScoreGradients(
+        weights, final, products, dict(zip(floating, operands, strict=True)), seen
+    )
+
+
+def floating_operands(rules: Rules) -> tuple[int, ...]:
+    mod = rules.score_mod
+    return () if mod is None else tuple(n for n, x in enumerate(mod.operands) if x.floating)
+
+
+def made_of_mod(rules: Rules, launch: Launch) -> tuple[int, ...]:
+    """The operands of ``score_mod`` whose gradients a launch makes."""
+    kinds = MAKES_OF_MOD.get(launch, ())
+    return tuple(n for n in floating_operands(rules) if rules.score_mod.operands[n].kind in kinds)
 
 
 def backward(
-    q, k, v, dout, lse, delta, bias, mask_arrays, walk: Walk, rules: Rules, heads: Heads, *,
+    q, k, v, dout, lse, delta, bias, mods, walk: Walk, rules: Rules, heads: Heads, *,
     vmem_limit, interpret,
 ):  # fmt: skip
     """Gradients of padded arrays.
 
     Args:
-      q, k, v, bias, mask_arrays, walk, rules, heads: as for `forward`.
+      q, k, v, bias, mods, walk, rules, heads: as for `forward`.
       dout: cotangent of out, like it.
       lse: float32 ``[B, Hq, 1, Sq]`` in base 2, +inf in rows that see no key or do not exist.
       delta: float32 ``[B, Hq, 1, Sq]``, 0 in those rows, as q and dout are.
 
     Returns:
-      ``dq, dk, dv`` like q, k, v.
+      ``dq, dk, dv`` like q, k, v, and by number those of floating operands of ``score_mod``,
+      float32 ``[B, Hq, 1, …]``; of a number 128 partial sums.
     """
-    arrays = (q, k, v, dout, lse, delta, bias, mask_arrays, walk, rules, heads)
+    arrays = (q, k, v, dout, lse, delta, bias, mods, walk, rules, heads)
     options = {"vmem_limit": vmem_limit, "interpret": interpret}
     if walk.num_kv == 1:
-        return _launch(*arrays, launch="backward", **options)
-    (dq,) = _launch(*arrays, launch="backward_dq", **options)
-    dk, dv = _launch(*arrays, launch="backward_dk_dv", **options)
-    return dq, dk, dv
+        dq, dk, dv, *more = _launch(*arrays, launch="backward", **options)
+        return dq, dk, dv, dict(zip(made_of_mod(rules, "backward"), more, strict=True))
+    dq, *by_query = _launch(*arrays, launch="backward_dq", **options)
+    dk, dv, *by_key = _launch(*arrays, launch="backward_dk_dv", **options)
+    made = made_of_mod(rules, "backward_dq") + made_of_mod(rules, "backward_dk_dv")
+    return dq, dk, dv, dict(zip(made, by_query + by_key, strict=True))
 
 
 def _launch(
-    q, k, v, dout, lse, delta, bias, mask_arrays, walk: Walk, rules: Rules, heads: Heads, *,
+    q, k, v, dout, lse, delta, bias, mods, walk: Walk, rules: Rules, heads: Heads, *,
     launch: Launch, vmem_limit, interpret,
 ):  # fmt: skip
     blocks, makes = walk.blocks, MAKES[launch]
@@ -177,7 +227,7 @@ def _launch(
         grid = Grid(heads, walk, order=("b", "hkv", "g", "i", "j"), sums=("j",))
     else:
         grid = Grid(heads, walk, order=("b", "hkv", "j", "g", "i"), sums=("g", "i"))
-    inputs = inputs_of(grid, q, k, v, dout, lse, delta, bias, mask_arrays)
+    inputs = inputs_of(grid, rules, q, k, v, dout, lse, delta, bias, mods)
     tile = pltpu.VMEM((2, blocks.block_kv, blocks.block_q), jnp.float32)
     outputs, scratch = [], {"scores": tile, "dweights": tile}
     for name, like, block, length in (
@@ -190,8 +240,13 @@ def _launch(
             outputs.append(block(name, jax.ShapeDtypeStruct(like.shape, like.dtype), dim))
             sums = (length, dim) if blocks.streamed else (dim, length)
             scratch[f"{name}_acc"] = pltpu.VMEM(sums, jnp.float32)
+    for n in made_of_mod(rules, launch):
+        operand, x = rules.score_mod.operands[n], mods[1][n]
+        length = LANES if operand.kind == "number" else x.shape[3]
+        out = jax.ShapeDtypeStruct((heads.B, heads.Hq, 1, length), jnp.float32)
+        outputs.append(grid.like_operand("dscore_mod", operand.kind, out))
     return grid.call(
-        kernel,
+        functools.partial(kernel, launch=launch),
         inputs,
         outputs,
         scratch,
@@ -203,7 +258,7 @@ def _launch(
     )
 
 
-def inputs_of(grid: Grid, q, k, v, dout, lse, delta, bias, mask_arrays) -> list[Block]:
+def inputs_of(grid: Grid, rules: Rules, q, k, v, dout, lse, delta, bias, mods) -> list[Block]:
     """What every kernel of the backward reads."""
     heads = grid.heads
     return [
@@ -214,5 +269,5 @@ def inputs_of(grid: Grid, q, k, v, dout, lse, delta, bias, mask_arrays) -> list[
         grid.by_query("dout", dout, heads.Dv),
         grid.row("lse", lse),
         grid.row("delta", delta),
-        *grid.mods(mask_arrays, bias),
+        *grid.mods(rules, *mods, bias),
     ]

@@ -14,10 +14,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from smalti.attention.tpu import pipeline
-from smalti.attention.tpu.backward import fill_products, inputs_of, weights_and_dscores
+from smalti.attention.tpu.backward import fill_products, inputs_of, score_gradients
 from smalti.attention.tpu.grid import Grid, Refs
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.scores import Rules, place_of, to_row
+from smalti.attention.tpu.operands import place_of, to_row
+from smalti.attention.tpu.scores import Rules
 from smalti.attention.tpu.tiles import Walk
 
 
@@ -35,9 +36,9 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
         dbias_ref[...] = jnp.zeros(dbias_ref.shape, jnp.float32)
 
     def use(t, slot, parts):
-        place = place_of(t, refs.tiles, at, walk)
+        place = place_of(t, refs.tiles, at, grid)
         for part in parts:
-            _, dscores, _ = weights_and_dscores(slot, part, place, rules, refs, before_cap=False)
+            dscores = score_gradients(slot, part, place, rules, refs).final
             if num_q == 1:
                 dscores = to_row(dscores.sum(1, keepdims=True))  # [1, keys]
                 dscores = dscores.sum(1, keepdims=True) if num_kv == 1 else dscores
@@ -54,7 +55,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
 
 
 def bias_gradient(
-    q, k, v, dout, lse, delta, bias, mask_arrays, walk: Walk, rules: Rules, heads: Heads, *,
+    q, k, v, dout, lse, delta, bias, mods, walk: Walk, rules: Rules, heads: Heads, *,
     vmem_limit, interpret,
 ):  # fmt: skip
     """``dbias`` float32, of the shape of ``bias``. Arguments as for `backward`."""
@@ -66,7 +67,7 @@ def bias_gradient(
     tile = pltpu.VMEM((2, walk.blocks.block_kv, walk.blocks.block_q), jnp.float32)
     (dbias,) = grid.call(
         kernel,
-        inputs_of(grid, q, k, v, dout, lse, delta, bias, mask_arrays),
+        inputs_of(grid, rules, q, k, v, dout, lse, delta, bias, mods),
         [grid.like_bias("dbias", jax.ShapeDtypeStruct(shape, jnp.float32), fetched=False)],
         {"scores": tile, "dweights": tile},
         rules=rules,

@@ -13,11 +13,13 @@ from typing import Literal
 from smalti import block_table
 from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.masking import name_in_table
+from smalti.attention.tpu.known import Cells, plan_known
+from smalti.attention.tpu.mods import KernelMod
 from smalti.attention.tpu.pipeline import written_out
-from smalti.attention.tpu.tiles import Band, Blocks, plan_band
+from smalti.attention.tpu.tiles import Band, Blocks
 from smalti.attention.tpu.vmem import Launch, vmem_bytes
 from smalti.chips import TENSOR_CORES
+from smalti.masks.tiles import TileGrid
 from smalti.tpu.lanes import LANES, round_up
 
 MIB = 2**20
@@ -63,12 +65,14 @@ def choose(
     chip: str | None,
     block_sizes: BlockSizes | None,
     band: Band | None = None,
-    documents: int = 0,
+    cells: Cells | None = None,
+    mask: KernelMod | None = None,
+    score_mod: KernelMod | None = None,
     bias: tuple[tuple[int, int], int] | None = None,
 ) -> Blocks:
-    """The blocks of a direction's launches. ``documents``, ``bias``: as for `vmem_bytes`.
+    """The blocks of a direction's launches. ``bias``: as for `vmem_bytes`.
 
-    band: of the mask, if it is one.
+    band: of the mask, if it is one. cells: of the mask, if it is known and scores hide no key.
 
     Major blocks are halved until they fit into VMEM, those of keys last, and then tiles, if they
     were not given.
@@ -85,7 +89,10 @@ def choose(
         )
     width = MXU_WIDTH.get(chip or "", UNKNOWN_MXU_WIDTH)
     streamed = 3 * max(heads.D, heads.Dv) >= 2 * width
-    most = MOST_MAJOR if bias is None or 1 in bias[0] else MOST_MAJOR_WITH_BIAS
+    kinds = [x.kind for mod in (mask, score_mod) if mod is not None for x in mod.operands]
+    floating = 0 if score_mod is None else sum(x.floating for x in score_mod.operands)
+    large = "tile" in kinds or (bias is not None and 1 not in bias[0])
+    most = MOST_MAJOR_WITH_BIAS if large else MOST_MAJOR
 
     def largest(length: int, block: int) -> int:
         return min(round_up(length, block), max(most // block, 1) * block)
@@ -95,7 +102,10 @@ def choose(
 
         def blocks(size_q: int, size_kv: int, key_buffers: int = 2) -> Blocks:
             cut_q = 256 if size_q % 256 == 0 else 128
-            return Blocks(size_q, size_kv, cut_q, major_q, major_kv, key_buffers, streamed)
+            return Blocks(
+                size_q, size_kv, cut_q, major_q, major_kv, key_buffers, streamed,
+                keys_in_lanes=heads.token_axis == 1,
+            )  # fmt: skip
 
         # With all keys at once the list of tiles is known, and one launch does the backward. That
         # is worth fewer queries, no room for the next head's keys, and a smaller tile.
@@ -126,7 +136,7 @@ def choose(
 
     def need(blocks: Blocks) -> int:
         all_keys = kv_len <= blocks.major_kv
-        walk = plan_band(band, q_len, kv_len, blocks) if band and all_keys and not bias else None
+        walk = plan_known(cells, blocks) if cells is not None and all_keys else None
         written, loops = written_out(walk) if walk else (0, True)
         return max(
             vmem_bytes(
@@ -135,7 +145,8 @@ def choose(
                 heads,
                 itemsize,
                 chip=chip,
-                documents=documents,
+                operands=operand_blocks(kinds, blocks, q_len, kv_len),
+                score_mod=None if score_mod is None else floating,
                 bias=bias,
                 written_out=written,
                 loops=loops,
@@ -154,6 +165,27 @@ def choose(
             "Make them smaller, or leave block_sizes out."
         )
     return blocks
+
+
+def operand_blocks(kinds, blocks: Blocks, q_len: int, kv_len: int) -> list[tuple[int, int, int]]:
+    """Of a mod's operands in VMEM: rows, columns and bytes of an element."""
+    lengths = {
+        "q": (1, blocks.major_q, 4),
+        "kv": (1, blocks.major_kv, 4),
+        "relative": (1, round_up(q_len, blocks.major_q) + round_up(kv_len, blocks.major_kv), 4),
+        "tile": (blocks.major_q, blocks.major_kv, 2),
+    }
+    return [lengths[kind] for kind in kinds if kind != "number"]
+
+
+def name_in_table(band: Band | None) -> str | None:
+    """What tables of block sizes call a mask with this band; None where they have no name."""
+    if band is None:
+        return None
+    low, high = band
+    if low is None:
+        return "full" if high is None else "causal"
+    return f"sliding_window({high - low + 1})" if high is not None and low <= high else None
 
 
 @functools.cache
@@ -205,6 +237,28 @@ def check(block_sizes: BlockSizes) -> None:
                 f"BlockSizes.{name}: got {size}; the TPU kernels take multiples of {LANES}, the "
                 f"lanes of a register, up to {most}. The nearest is {nearest}."
             )
+
+
+def of_block_mask(grid: TileGrid) -> BlockSizes:
+    """The tiles of a BlockMask; one that is all of a sequence is filled up."""
+    return BlockSizes(
+        grid.block_q if grid.num_q > 1 else round_up(grid.q_len),
+        grid.block_kv if grid.num_kv > 1 else round_up(grid.kv_len),
+    )
+
+
+def unfit(grid: TileGrid) -> str | None:
+    """Why the kernels cannot take a BlockMask with such tiles, or None."""
+    try:
+        check(of_block_mask(grid))
+    except ValueError:
+        return (
+            f"a BlockMask with tiles of {grid.block_q} queries and {grid.block_kv} keys: these "
+            f"kernels take multiples of {LANES} up to {LARGEST['block_q']} and "
+            f"{LARGEST['block_kv']}. Build it with such tiles, pass the mask itself, or use "
+            "implementation='blockwise'."
+        )
+    return None
 
 
 def _fit(block: int, length: int) -> int:

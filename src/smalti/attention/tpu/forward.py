@@ -10,14 +10,14 @@ from jax.experimental.pallas import tpu as pltpu
 from smalti.attention.tpu import pipeline
 from smalti.attention.tpu.grid import Grid, Refs
 from smalti.attention.tpu.layout import Heads, put, take
+from smalti.attention.tpu.operands import place_of, to_column
 from smalti.attention.tpu.scores import (
     EMPTY_MAX,
     LOG2_E,
     Rules,
     hide,
     keep_seen,
-    place_of,
-    to_column,
+    modified,
 )
 from smalti.attention.tpu.tiles import Walk
 
@@ -49,7 +49,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
         acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
 
     def fill(t, slot, parts):
-        place = place_of(t, refs.tiles, at, walk)
+        place = place_of(t, refs.tiles, at, grid)
         for part in parts:
             q = take(q_ref, place.queries(part), heads)
             k = take(k_ref, place.keys(part), heads)
@@ -57,9 +57,10 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
             scores_ref[slot, part.keys, part.queries] = rules.scaled(products)
 
     def use(t, slot, parts):
-        place = place_of(t, refs.tiles, at, walk)
+        place = place_of(t, refs.tiles, at, grid)
         for part in parts:
-            scores, _ = rules.capped(scores_ref[slot, part.keys, part.queries])
+            scores = scores_ref[slot, part.keys, part.queries]
+            scores, _ = rules.capped(modified(scores, part, place, rules, refs))
             scores, seen = hide(scores, part, place, rules, refs)
             # Lines 9 and 10: m, P, l and O, which the decay rescales to the new m.
             queries = place.queries(part)
@@ -109,7 +110,7 @@ def forward(
     v,
     sinks,
     bias,
-    mask_arrays,
+    mods,
     walk: Walk,
     rules: Rules,
     heads: Heads,
@@ -122,7 +123,7 @@ def forward(
       q, k, v: ``[B, H, S, D]`` or as ``heads`` says, of whole major blocks.
       sinks: float32 ``[Hq]`` or None. bias: ``[1 or B, 1 or Hq, 1 or Sq, 1 or Sk]``, padded as q
         and k are, or None.
-      mask_arrays: `masking.padded`. walk: `tiles.plan`.
+      mods: operands of the mask and of ``score_mod`` (`operands.padded`). walk: `tiles.plan`.
 
     Returns:
       ``out`` like q with Dv, ``lse [B, Hq, 1, Sq]`` float32 in base 2; −inf where no key is seen,
@@ -135,7 +136,7 @@ def forward(
         grid.by_query("q", q, heads.D),
         grid.by_key("k", k, heads.D),
         grid.by_key("v", v, heads.Dv),
-        *grid.mods(mask_arrays, bias),
+        *grid.mods(rules, *mods, bias),
     ]
     if sinks is not None:
         inputs.append(grid.scalars("sinks", sinks[None]))

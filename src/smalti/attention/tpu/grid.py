@@ -16,13 +16,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.masking import MaskArrays
+from smalti.attention.tpu.mods import KernelMod, Kind
 from smalti.attention.tpu.scores import Rules
 from smalti.attention.tpu.tiles import Walk
 from smalti.tpu.launch import launch
 
 Refs = Any  # a namespace of refs by name; an operand that is not there is None
-OPTIONAL = ("numbers", "q_ids", "kv_ids", "sinks", "bias", "dq", "dk", "dv")
+OPTIONAL = ("sinks", "bias", "dq", "dk", "dv")
+LISTS = ("mask", "score_mod", "dscore_mod")  # of operands, of which there may be none
 AXES = ("b", "hkv", "g", "i", "j")
 
 
@@ -84,11 +85,11 @@ class Grid:
             at = SimpleNamespace(**dict(zip(self.order, ids[: len(self.order)], strict=True)))
             at.q_block, at.kv_block = at.i, at.j
             if self._fetch is not None:  # of a pair without tiles, what comes next is held
-                fetch, b = ids[-1], at.b if self.walk.per_batch else 0
+                fetch, entry = ids[-1], self.walk.entry(at.b, self.q_head(at))
                 if self._keys_outside:
-                    at.q_block = fetch[b, at.j, at.i]
+                    at.q_block = fetch[entry, at.j, at.i]
                 else:
-                    at.kv_block = fetch[b, at.i, at.j]
+                    at.kv_block = fetch[entry, at.i, at.j]
             return place(at)
 
         return pl.BlockSpec(shape, index, **options)
@@ -135,7 +136,7 @@ class Grid:
         walk = self.walk
         spec = self._spec(
             (None, 1, walk.lists.shape[2]),
-            lambda at: (walk.list_index(at.b, at.i, at.j), 0, 0),
+            lambda at: (walk.list_index(at.b, self.q_head(at), at.i, at.j), 0, 0),
             memory_space=pltpu.SMEM,
         )
         fetch = [] if self._fetch is None else [Block("fetch", jnp.asarray(self._fetch))]
@@ -147,26 +148,39 @@ class Grid:
         array = array.reshape(-1).reshape(array.shape)
         return Block(name, array, pl.BlockSpec(memory_space=pltpu.SMEM))
 
-    def mods(self, mask_arrays: MaskArrays, bias) -> list[Block]:
-        """What masks and biases read."""
-        blocks = []
-        if mask_arrays.numbers is not None:
-            blocks.append(self.scalars("numbers", mask_arrays.numbers))
-        majors = self.walk.blocks.major_q, self.walk.blocks.major_kv
-        if mask_arrays.q_ids is not None:
-            shared = mask_arrays.q_ids.shape[1] == 1
-            for name, ids, length, axis in (
-                ("q_ids", mask_arrays.q_ids, majors[0], "q_block"),
-                ("kv_ids", mask_arrays.kv_ids, majors[1], "kv_block"),
-            ):
-                spec = self._spec(
-                    (ids.shape[0], None, 1, length),
-                    lambda at, axis=axis: (0, 0 if shared else at.b, 0, getattr(at, axis)),
-                )
-                blocks.append(Block(name, ids[:, :, None], spec))
+    def mods(self, rules: Rules, mask, score_mod, bias) -> list[Block]:
+        """What mask, ``score_mod`` and bias read."""
+        blocks = self.operands("mask", rules.mask, mask)
+        if rules.score_mod is not None:
+            blocks += self.operands("score_mod", rules.score_mod, score_mod)
         if bias is not None:
             blocks.append(self.like_bias("bias", bias))
         return blocks
+
+    def operands(self, name: str, mod: KernelMod, arrays: Sequence[jax.Array]) -> list[Block]:
+        """Those of a mod, padded (`operands.padded`)."""
+        blocks = []
+        for operand, x in zip(mod.operands, arrays, strict=True):
+            if operand.kind == "number":
+                blocks.append(self.scalars(name, x[:, :, 0, 0]))
+            elif operand.kind == "tile":
+                blocks.append(self.like_bias(name, x))
+            else:
+                blocks.append(self.like_operand(name, operand.kind, x))
+        return blocks
+
+    def like_operand(self, name: str, kind: Kind, array) -> Block:
+        """``[1, major_q]``, ``[1, major_kv]`` or, of the relative ones, all of ``[1, Sk + Sq]``, of
+        ``[1 or B, 1 or Hq, 1, …]``. Also ``[1, 128]``, partial sums of a number's gradient."""
+        blocks = self.walk.blocks
+        length = {"q": blocks.major_q, "kv": blocks.major_kv}.get(kind, array.shape[3])
+        shared = [n == 1 for n in array.shape[:2]]
+
+        def index(at):
+            place = {"q": at.q_block, "kv": at.kv_block}.get(kind, 0)
+            return 0 if shared[0] else at.b, 0 if shared[1] else self.q_head(at), 0, place
+
+        return Block(name, array, self._spec((None, None, 1, length), index))
 
     def like_bias(self, name: str, array, *, fetched: bool = True) -> Block:
         """``[major_q or 1, major_kv or 1]`` of ``[1 or B, 1 or Hq, 1 or Sq, 1 or Sk]``. An output
@@ -198,14 +212,16 @@ class Grid:
         takes part in, counted as half over D and half over Dv."""
         names = [x.name for x in (*inputs, *outputs)] + list(scratch)
 
-        def named(*refs):
-            namespace = {**dict.fromkeys(OPTIONAL), **dict(zip(names, refs, strict=True))}
+        def by_name(*refs):
+            named = list(zip(names, refs, strict=True))
+            lists = {name: [ref for other, ref in named if other == name] for name in LISTS}
+            namespace = {**dict.fromkeys(OPTIONAL), **dict(named), **lists}
             kernel(SimpleNamespace(**namespace), rules=rules, grid=self)
 
         sizes = self.sizes
         arrays, outs = [x.array for x in inputs], [x.array for x in outputs]
         return launch(
-            named,
+            by_name,
             *arrays,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=sum(x.prefetched for x in inputs),

@@ -12,13 +12,14 @@ import dataclasses
 import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.experimental import pallas as pl
 
-from smalti.attention.tpu import masking
-from smalti.attention.tpu.tiles import Band, Part, Walk
+from smalti.attention.tpu.mods import KernelMod
+from smalti.attention.tpu.operands import Place, bias_tile, load, to_column
+from smalti.attention.tpu.tiles import Band, Part
 
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 # Finite, so that no difference of two scores is NaN.
@@ -36,7 +37,8 @@ class Rules:
 
     scale: float
     softcap: float | None
-    mask: masking.Form
+    mask: KernelMod
+    score_mod: KernelMod | None
     q_len: int  # queries that exist
     kv_len: int  # keys
     precision: Any  # of products
@@ -52,49 +54,81 @@ class Rules:
         )
 
     def scaled(self, products):
-        """In base 2, or, where a cap is to come, what its tanh takes."""
+        """In base 2, or, where a cap is to come, what its tanh takes; for a ``score_mod``, its
+        scores."""
+        if self.score_mod is not None:
+            return products * self.scale
         if self.softcap is None:
             return products * (self.scale * LOG2_E)
         return products * (self.scale / self.softcap)
 
     def capped(self, scaled):
         """Scores in base 2 and the derivative of the cap, or None without one."""
+        if self.score_mod is None:
+            hidden = None
+        else:
+            hidden = scaled == -jnp.inf  # and a cap leaves it so
+            scaled = scaled * (LOG2_E if self.softcap is None else 1 / self.softcap)
         if self.softcap is None:
             return scaled, None
         tanh = jnp.tanh(scaled)
-        return tanh * (self.softcap * LOG2_E), 1.0 - tanh * tanh
+        scores = tanh * (self.softcap * LOG2_E)
+        if hidden is not None:
+            scores = jnp.where(hidden, -jnp.inf, scores)
+        return scores, 1.0 - tanh * tanh
 
 
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """Where a tile is, inside of a kernel."""
-
-    b: Any  # batch entry
-    q: Any  # its first query, in the major block
-    kv: Any  # its first key, in the major block
-    q_global: Any  # the same in the sequence
-    kv_global: Any
-
-    def queries(self, part: Part):
-        return pl.ds(self.q + part.q_start, part.q_stop - part.q_start)
-
-    def keys(self, part: Part):
-        return pl.ds(self.kv + part.kv_start, part.kv_stop - part.kv_start)
+def modified(scaled, part: Part, place: Place, rules: Rules, refs):
+    """``scaled``, as `Rules.scaled` gives it, after ``score_mod``."""
+    if rules.score_mod is None:
+        return scaled
+    operands = _loaded(rules.score_mod, refs.score_mod, part, place)
+    return _apply(rules.score_mod, scaled, operands, part, place)
 
 
-def place_of(t, tiles_ref, at, walk: Walk) -> Place:
-    """The place of tile ``t`` of the list, in the step that is at ``at``."""
-    blocks, tile = walk.blocks, tiles_ref[0, walk.num_counts + t]
-    q = pl.multiple_of((tile >> 16) * blocks.block_q, blocks.block_q)
-    kv = pl.multiple_of((tile & 0xFFFF) * blocks.block_kv, blocks.block_kv)
-    return Place(at.b, q, kv, at.i * blocks.major_q + q, at.j * blocks.major_kv + kv)
+def modified_with_gradient(scaled, part: Part, place: Place, rules: Rules, refs):
+    """The same, and a function from gradients of what is returned to those of ``scaled`` and of the
+    floating operands, the latter as tiles."""
+    mod = rules.score_mod
+    if mod is None:
+        return scaled, lambda cotangent: (cotangent, [])
+    operands = _loaded(mod, refs.score_mod, part, place)
+    floating = [n for n, operand in enumerate(mod.operands) if operand.floating]
+
+    def apply(scaled, *floats):
+        now = dict(zip(floating, floats, strict=True))
+        return _apply(mod, scaled, [now.get(n, x) for n, x in enumerate(operands)], part, place)
+
+    # As tiles, so that what is hidden can be left out of a gradient before it is summed.
+    floats = (jnp.broadcast_to(operands[n], scaled.shape) for n in floating)
+    out, pull = jax.vjp(apply, scaled, *floats)
+
+    def gradients(cotangent):
+        dscaled, *dfloats = pull(cotangent)
+        return dscaled, dfloats
+
+    return out, gradients
+
+
+def _loaded(mod: KernelMod, refs, part: Part, place: Place) -> list:
+    return [load(*pair, part, place) for pair in zip(mod.operands, refs, strict=True)]
+
+
+def _apply(mod: KernelMod, scaled, operands, part: Part, place: Place):
+    """A score that is not finite comes from a query or key that is not; it stays as it is, and
+    whether the mod hides it does not hang on it."""
+    finite = jnp.abs(scaled) < jnp.inf
+    indices = place.b, place.h, place.q_indices(part), place.kv_indices(part)
+    out = mod(operands, jnp.where(finite, scaled, 0.0), *indices).astype(jnp.float32)
+    out = jnp.broadcast_to(out, scaled.shape)
+    return jnp.where(finite | (out == -jnp.inf), out, scaled)
 
 
 def hide(scores, part: Part, place: Place, rules: Rules, refs):
     """``scores [keys, queries]`` of a part with bias added and hidden ones at `HIDDEN`.
 
-    Returns the scores and ``seen``, bool ``[1, keys]``: whether any query of the part sees the key;
-    None where all are seen.
+    Returns the scores and which keys any query of the part sees: None, all; bool ``[1, keys]``; or
+    a range ``(start, stop)``.
     """
     if part.masked:
         return _hide_by_mask(scores, part, place, rules, refs)
@@ -102,14 +136,15 @@ def hide(scores, part: Part, place: Place, rules: Rules, refs):
         scores = _outside_band(scores, part, part.band, HIDDEN)
     if part.seen is None:
         return scores, None
-    keys = lax.broadcasted_iota(jnp.int32, (1, scores.shape[0]), 1) + part.kv_start
-    return scores, (keys >= part.seen[0]) & (keys < part.seen[1])
+    return scores, (part.seen[0] - part.kv_start, part.seen[1] - part.kv_start)
 
 
 def zero_hidden(dscores, scores, part: Part):
     """The gradient of scores that `hide` returned, 0 where they are hidden, even if it is NaN:
     a value that nobody sees may be, or a cotangent of its query."""
     if part.masked:
+        if not part.guarded:  # weights are 0 there, and what they meet is finite or was seen
+            return dscores
         return jnp.where(scores == HIDDEN, 0.0, dscores)
     return dscores if part.band is None else _outside_band(dscores, part, part.band, 0.0)
 
@@ -138,29 +173,26 @@ def _outside_band(tile, part: Part, band: Band, value: float):
 
 
 def _hide_by_mask(scores, part: Part, place: Place, rules: Rules, refs):
-    q_first, kv_first = place.q_global + part.q_start, place.kv_global + part.kv_start
-    num_kv, num_q = scores.shape
-    q_idx = q_first + lax.broadcasted_iota(jnp.int32, (1, num_q), 1)
-    kv_idx = kv_first + lax.broadcasted_iota(jnp.int32, (num_kv, 1), 0)
-    q_at, kv_at = place.queries(part), place.keys(part)
-    numbers, ids = [], []
-    if refs.numbers is not None:
-        count, batch = refs.numbers.shape
-        numbers = [refs.numbers[n, place.b if batch > 1 else 0] for n in range(count)]
-    if refs.q_ids is not None:
-        for n in range(refs.q_ids.shape[0]):
-            ids.append((refs.q_ids[n, :, q_at], to_column(refs.kv_ids[n, :, kv_at])))
-    visible = masking.visible(rules.mask, numbers, ids, q_idx, kv_idx) & (kv_idx < rules.kv_len)
-    visible = visible & (q_idx < rules.q_len)  # what these see may be NaN where nobody else sees it
+    q_idx, kv_idx = place.q_indices(part), place.kv_indices(part)
+    loaded = _loaded(rules.mask, refs.mask, part, place)
+    visible = rules.mask(loaded, place.b, place.h, q_idx, kv_idx)
+    if part.guarded or rules.kv_len != place.kv_padded:
+        visible = visible & (kv_idx < rules.kv_len)
+    if part.guarded:  # what these see may be NaN where nobody else sees it
+        visible = visible & (q_idx < rules.q_len)
+    if rules.score_mod is not None:
+        visible = visible & (scores != -jnp.inf)
     if refs.bias is not None:
-        bias = bias_tile(refs.bias, q_at, kv_at)
+        bias = bias_tile(refs.bias, place.queries(part), place.keys(part))
         visible = visible & (bias != -jnp.inf) & (scores != -jnp.inf)
         scores = jnp.maximum(scores + bias * LOG2_E, LOWEST)
     visible = jnp.broadcast_to(visible, scores.shape)
+    scores = jnp.where(visible, scores, HIDDEN)
+    if not part.guarded:
+        return scores, None
     # Counted by a product: its result lies along lanes, as a row of keys must.
-    ones = jnp.ones((8, num_q), jnp.bfloat16)
-    seen = _counted(ones, jnp.where(visible, 1.0, 0.0).astype(jnp.bfloat16))[:1] > 0
-    return jnp.where(visible, scores, HIDDEN), seen
+    ones = jnp.ones((8, scores.shape[1]), jnp.bfloat16)
+    return scores, _counted(ones, jnp.where(visible, 1.0, 0.0).astype(jnp.bfloat16))[:1] > 0
 
 
 def _counted(rows, tile):
@@ -174,30 +206,6 @@ def _counted(rows, tile):
     )
 
 
-def bias_tile(ref, q_at, kv_at):
-    """``[keys or 1, queries or 1]`` float32 of a bias block ``[queries or 1, keys or 1]``."""
-    num_q, num_kv = ref.shape
-    block = ref[q_at if num_q > 1 else slice(None), kv_at if num_kv > 1 else slice(None)]
-    block = block.astype(jnp.float32)
-    if num_q == 1 and num_kv == 1:
-        return block
-    if num_q == 1:
-        return to_column(block)
-    if num_kv == 1:
-        return to_row(block)
-    return block.T
-
-
-def to_column(x):
-    """``[1, n]`` as ``[n, 1]``."""
-    return jnp.broadcast_to(x, (8, x.shape[1])).T[:, :1]
-
-
-def to_row(x):
-    """``[n, 1]`` as ``[1, n]``."""
-    return jnp.broadcast_to(x, (x.shape[0], 128)).T[:1]
-
-
 def _and(a, b):
     return b if a is None else a & b
 
@@ -207,6 +215,9 @@ def keep_seen(array, seen, keys_axis: int):
     NaN."""
     if seen is None:
         return array
-    if keys_axis == 0:
+    if isinstance(seen, tuple):
+        key = lax.broadcasted_iota(jnp.int32, array.shape, keys_axis)
+        seen = (key >= seen[0]) & (key < seen[1])
+    elif keys_axis == 0:
         seen = to_column(seen.astype(jnp.float32)) > 0
     return jnp.where(seen, array, jnp.zeros((), array.dtype))

@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from smalti.masks import Mask
-from smalti.masks.tiles import TileGrid
-from smalti.tpu.lanes import LANES, round_up
 
 Band = tuple[int | None, int | None]
 
@@ -39,6 +38,8 @@ class Part:
     band: Band | None = None
     seen: tuple[int, int] | None = None
     masked: bool = False  # the mask is evaluated; for what is no band
+    # Of the keys some may be seen by no query of the head, and hold NaN: the kernel finds out which.
+    guarded: bool = False
 
     @property
     def queries(self) -> slice:
@@ -68,6 +69,7 @@ class Blocks:
     major_kv: int  # keys in VMEM, a multiple of block_kv
     key_buffers: int = 2  # of keys and values: 1 where the next head's cannot wait in VMEM
     streamed: bool = False  # score tiles go through the matrix units row by row; see `choose`
+    keys_in_lanes: bool = False  # so that a part is of whole registers of keys
 
 
 @jax.tree_util.register_dataclass
@@ -78,9 +80,9 @@ class Walk:
     ``lists``: int32 ``[num_lists, 1, counts + tiles]``; a list begins with the counts of those
     classes that do not know theirs; a tile is ``query tile << 16 | key tile``, counted in the major
     blocks. ``classes``: of each list, in their order; one tuple for all where counts are not known.
-    ``kv_fetch``: int32 ``[1 or B, num_q, num_kv]``, which major block of keys is held while that
-    pair is visited: of a pair without tiles, the next one that is needed. None where there is one.
-    ``q_fetch``: int32 ``[1 or B, num_kv, num_q]``, the same for major blocks of queries.
+    ``kv_fetch``: int32 ``[1 or B · Hq, num_q, num_kv]``, which major block of keys is held while
+    that pair is visited: of a pair without tiles, the next one that is needed. None where there is
+    one. ``q_fetch``: int32 ``[1 or B · Hq, num_kv, num_q]``, the same for major blocks of queries.
     """
 
     lists: Any
@@ -90,7 +92,7 @@ class Walk:
     blocks: Blocks = dataclasses.field(metadata={"static": True})
     q_len: int = dataclasses.field(metadata={"static": True})
     kv_len: int = dataclasses.field(metadata={"static": True})
-    per_batch: bool = dataclasses.field(metadata={"static": True})
+    entries: tuple[int, int] = dataclasses.field(metadata={"static": True})  # 1 or B, 1 or Hq
     empty_rows: bool = dataclasses.field(metadata={"static": True})  # there may be some
 
     @property
@@ -128,164 +130,30 @@ class Walk:
             for c in every
         )
 
-    def list_index(self, b, i, j):
-        """Which list pair ``(i, j)`` of major blocks of batch entry ``b`` walks."""
+    def entry(self, b, h):
+        """Which of ``entries`` is that of a batch entry and a query head, all counted together."""
+        batch, heads = self.entries
+        return (b if batch > 1 else 0) * heads + (h if heads > 1 else 0)
+
+    def list_index(self, b, h, i, j):
+        """Which list pair ``(i, j)`` of major blocks of a batch entry and query head walks."""
         if self.lists.shape[0] == 1:
             return 0
-        pair = i * self.num_kv + j
-        return b * (self.num_q * self.num_kv) + pair if self.per_batch else pair
+        return self.entry(b, h) * (self.num_q * self.num_kv) + i * self.num_kv + j
 
 
-def plan(
-    mask: Mask,
-    band: Band | None,
-    batch: int,
-    q_len: int,
-    kv_len: int,
-    blocks: Blocks,
-    *,
-    may_hide: bool = False,
-) -> Walk:
-    """The walk for a mask bound to the call; ``band`` where it is one (`masking.band`).
-
-    may_hide: scores may hide keys, too, so that every tile needs looking at.
-    """
-    if band is not None and kv_len <= blocks.major_kv and not may_hide:
-        return plan_band(band, q_len, kv_len, blocks)
-    return _plan_mask(mask, batch, q_len, kv_len, blocks, may_hide)
+def is_known(mask: Mask) -> bool:
+    """Whether all that it is made of has a value while tracing."""
+    return not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(mask))
 
 
-def plan_band(band: Band, q_len: int, kv_len: int, blocks: Blocks) -> Walk:
-    """One list for each major block of queries; the keys are one."""
-    lists, classes = [], []
-    for start in range(0, q_len, blocks.major_q):
-        stop = min(start + blocks.major_q, q_len)
-        tiles, tile_classes = _list_of_band(band, start, stop, kv_len, blocks)
-        lists.append(tiles)
-        classes.append(tile_classes)
-    most = max(1, *map(len, lists))
-    low, high = band
-    # Rows that see no key lie at either end.
-    empty = (high is not None and high < 0) or (low is not None and q_len - 1 + low > kv_len - 1)
-    empty = empty or _is_nothing(band)
-    return Walk(
-        lists=np.array([[tiles + [0] * (most - len(tiles))] for tiles in lists], np.int32),
-        kv_fetch=None,
-        q_fetch=None,
-        classes=tuple(classes),
-        blocks=blocks,
-        q_len=q_len,
-        kv_len=kv_len,
-        per_batch=False,
-        empty_rows=empty,
-    )
-
-
-def _list_of_band(
-    band: Band, start: int, stop: int, kv_len: int, blocks: Blocks
-) -> tuple[list[int], tuple[TileClass, ...]]:
-    """The tiles of queries ``[start, stop)``, whole ones first, and their classes."""
-    whole = whole_parts(blocks)
-    found: dict[tuple[Part, ...], list[int]] = {whole: []}
-    for i in range(-(-(stop - start) // blocks.block_q)):
-        first = start + i * blocks.block_q
-        for j in range(-(-kv_len // blocks.block_kv)):
-            parts = band_parts(
-                band,
-                j * blocks.block_kv - first,
-                min(blocks.block_q, stop - first),
-                min(blocks.block_kv, kv_len - j * blocks.block_kv),
-                blocks,
-            )
-            if parts:
-                found.setdefault(parts, []).append(i << 16 | j)
-    tiles = [tile for same in found.values() for tile in same]
-    return tiles, tuple(TileClass(parts, len(same)) for parts, same in found.items() if same)
-
-
-def whole_parts(blocks: Blocks) -> tuple[Part, ...]:
-    return (Part(0, blocks.block_q, 0, blocks.block_kv),)
-
-
-def cut_parts(blocks: Blocks) -> tuple[Part, ...]:
-    return (Part(0, blocks.block_q, 0, blocks.block_kv, masked=True),)
-
-
-def band_parts(
-    band: Band, distance: int, num_q: int, num_kv: int, blocks: Blocks
-) -> tuple[Part, ...]:
-    """The parts of a tile whose first key is ``distance`` after its first query.
-
-    Of its queries and keys the first ``num_q`` and ``num_kv`` exist. What does not exist may be
-    computed for queries, and is hidden for keys.
-    """
-    if _is_nothing(band):
-        return ()
-    low, high = (None if bound is None else bound - distance for bound in band)
-    last = num_q - 1
-    sees_all = (low is None or low + last <= 0) and (high is None or num_kv - 1 <= high)
-    if sees_all and num_kv == blocks.block_kv:
-        return whole_parts(blocks)
-    parts = []
-    for q in range(0, num_q, blocks.cut_q):
-        stop = min(q + blocks.cut_q, blocks.block_q)
-        # Keys that a query of the part sees, and those that all of them see.
-        begin = 0 if low is None else max(low + q, 0)
-        end = num_kv if high is None else min(high + min(stop - 1, last) + 1, num_kv)
-        if begin >= end:
-            continue
-        part = Part(q, stop, begin // LANES * LANES, min(round_up(end), blocks.block_kv))
-        hidden_low = low is not None and part.kv_start < low + min(stop - 1, last)
-        hidden_high = high is not None and part.kv_stop - 1 > high + q
-        if hidden_low or hidden_high:
-            part = dataclasses.replace(part, band=(low, high))
-        if (begin, end) != (part.kv_start, part.kv_stop):
-            part = dataclasses.replace(part, band=(low, high), seen=(begin, end))
-        parts.append(part)
-    return tuple(parts)
-
-
-def _is_nothing(band: Band) -> bool:
-    low, high = band
-    return low is not None and high is not None and low > high
-
-
-def _plan_mask(
-    mask: Mask, batch: int, q_len: int, kv_len: int, blocks: Blocks, may_hide: bool
-) -> Walk:
-    grid = TileGrid(batch, 1, q_len, kv_len, blocks.block_q, blocks.block_kv)
-    states = mask.classify(grid)
-    known = isinstance(states.some, np.ndarray) and isinstance(states.every, np.ndarray)
-    xp: Any = np if known else jnp
-    some, every = (x[:, 0] for x in xp.broadcast_arrays(*states))
-    # A tile that sticks out past the keys needs the mask: what sticks out is not there.
-    fits = np.arange(1, grid.num_kv + 1) * blocks.block_kv <= kv_len
-    every = every & some & fits[None, None, :] & (not may_hide)
-    state = xp.where(every, 0, xp.where(some, 1, 2))  # whole, cut, dead
-    num_q, num_kv = -(-q_len // blocks.major_q), -(-kv_len // blocks.major_kv)
-    per_q, per_kv = blocks.major_q // blocks.block_q, blocks.major_kv // blocks.block_kv
-    pad = ((0, 0), (0, num_q * per_q - grid.num_q), (0, num_kv * per_kv - grid.num_kv))
-    state = xp.pad(state, pad, constant_values=2)
-    state = state.reshape(-1, num_q, per_q, num_kv, per_kv).swapaxes(2, 3)
-    state = state.reshape(-1, num_q, num_kv, per_q * per_kv)
-    order = xp.argsort(state, axis=-1, stable=True)
-    tiles = order // per_kv << 16 | order % per_kv
-    counts = xp.stack([(state == kind).sum(-1) for kind in (0, 1)], -1)
-    lists = xp.concatenate([counts, tiles], -1).astype(np.int32)
-    live = counts.sum(-1) > 0  # [1 or B, num_q, num_kv]
-    lists = lists.reshape(-1, 1, lists.shape[-1])
-    classes = (TileClass(whole_parts(blocks), None), TileClass(cut_parts(blocks), None))
-    return Walk(
-        lists=lists,
-        kv_fetch=_next_live(live, xp) if num_kv > 1 else None,
-        q_fetch=_next_live(live.swapaxes(1, 2), xp) if num_q > 1 else None,
-        classes=(classes,),
-        blocks=blocks,
-        q_len=q_len,
-        kv_len=kv_len,
-        per_batch=state.shape[0] > 1,
-        empty_rows=True,
-    )
+def held(live, xp) -> dict[str, Any]:
+    """``kv_fetch`` and ``q_fetch`` of a `Walk`. live: bool ``[entries, num_q, num_kv]``."""
+    _, num_q, num_kv = live.shape
+    return {
+        "kv_fetch": _next_live(live, xp) if num_kv > 1 else None,
+        "q_fetch": _next_live(live.swapaxes(1, 2), xp) if num_q > 1 else None,
+    }
 
 
 def _next_live(live, xp):

@@ -10,16 +10,20 @@ import jax
 import jax.numpy as jnp
 
 from smalti.attention.block_sizes import BlockSizes
-from smalti.attention.tpu import block_sizes as sizes
-from smalti.attention.tpu import masking, tiles
+from smalti.attention.tpu import block_sizes as choice_of_blocks
+from smalti.attention.tpu import mods, operands, tiles
 from smalti.attention.tpu.backward import backward
 from smalti.attention.tpu.bias_gradient import bias_gradient
 from smalti.attention.tpu.forward import forward
+from smalti.attention.tpu.known import find_cells
 from smalti.attention.tpu.layout import Heads
+from smalti.attention.tpu.plan import plan
 from smalti.attention.tpu.scores import LN_2, Rules
 from smalti.backend import kernel_precision, target_chip
 from smalti.first_order import first_order
-from smalti.masks import BlockMask
+from smalti.masks import BlockMask, Mask
+from smalti.masks.mask_mod import BoundMaskMod
+from smalti.masks.traced_mod import TracedMod, trace_mod
 from smalti.tpu.lanes import LANES
 from smalti.varying import vary_over, varying_axes
 
@@ -42,30 +46,28 @@ def refusal(call) -> str | None:
                 f"float16 ({name}): Mosaic, the compiler of TPU kernels, refuses it; use bfloat16, "
                 "or implementation='blockwise'."
             )
-    if call.score_mod is not None:
-        return "score_mod: these kernels do not take one yet; use implementation='blockwise'."
+    mask = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
+    sizes = (*call.q.shape[:3], call.k.shape[2])
+    try:
+        mods.split(traced_mask(mask), sizes, "mask")
+        if call.score_mod is not None:
+            mods.split(call.score_mod, sizes, "score_mod")
+    except NotImplementedError as error:
+        return str(error)
     if isinstance(call.mask, BlockMask):
-        return (
-            "a BlockMask: these kernels do not take one yet; pass its mask, or use "
-            "implementation='blockwise'."
-        )
-    unknown = masking.unsupported(call.mask)
-    if unknown is not None:
-        return (
-            f"mask {unknown}: these kernels take the masks of smalti.masks and "
-            "their combinations. Use implementation='blockwise'."
-        )
+        return choice_of_blocks.unfit(call.mask.grid)
     return None
 
 
 def pallas(
-    q, k, v, *, mask, bias, sinks, scale, softcap, layout, block_sizes: BlockSizes | None, interpret
-) -> tuple[jax.Array, jax.Array]:
+    q, k, v, *, mask, score_mod, bias, sinks, scale, softcap, layout,
+    block_sizes: BlockSizes | None, interpret,
+) -> tuple[jax.Array, jax.Array]:  # fmt: skip
     """Attention of canonical arguments; see `smalti.attention`.
 
     Args:
       q: ``[B, Hq, Sq, D]``; k ``[B, Hkv, Sk, D]``; v ``[B, Hkv, Sk, Dv]``.
-      mask: a bound mask of the catalogue, or a combination.
+      mask: bound to these sizes, or a BlockMask. score_mod: a traced mod or None.
       layout: of the caller's arrays. "BSHD" is kept where heads are whole registers of lanes; the
         caller's transpose and the one here then cancel.
 
@@ -74,12 +76,23 @@ def pallas(
     """
     batch, num_heads, q_len, D = q.shape
     kv_heads, kv_len, Dv = v.shape[1:]
-    band = masking.band(mask)
+    sizes = batch, num_heads, q_len, kv_len
     whole_lanes = D % LANES == 0 and Dv % LANES == 0
     heads = Heads(batch, num_heads, kv_heads, D, Dv, layout if whole_lanes else "BHDS")
+    elementwise = mask.mask if isinstance(mask, BlockMask) else mask
+    mask_mod, mask_operands = mods.split(traced_mask(elementwise), sizes, "mask")
+    band = mods.find_band(traced_mask(elementwise), sizes)
+    cells = find_cells(elementwise, sizes)
+    score, score_operands = None, ()
+    if score_mod is not None:
+        score, score_operands = mods.split(score_mod, sizes, "score_mod")
+    may_hide = bias is not None or score is not None
 
-    def walk_of(direction: sizes.Direction):
-        blocks = sizes.choose(
+    if isinstance(mask, BlockMask):
+        block_sizes = choice_of_blocks.of_block_mask(mask.grid)
+
+    def walk_of(direction: choice_of_blocks.Direction):
+        blocks = choice_of_blocks.choose(
             direction,
             q_len=q_len,
             kv_len=kv_len,
@@ -88,37 +101,48 @@ def pallas(
             chip=target_chip(),
             block_sizes=block_sizes,
             band=band,
-            documents=masking.count_documents(mask),
+            cells=None if may_hide else cells,
+            mask=mask_mod,
+            score_mod=score,
             bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
         )
-        return tiles.plan(mask, band, batch, q_len, kv_len, blocks, may_hide=bias is not None)
+        return plan(mask, cells, sizes, blocks, may_hide=may_hide)
 
     walks = walk_of("forward"), walk_of("backward")
-    masked = any(part.masked for walk in walks for part in walk.parts)
-    mask_arrays = masking.arrays_of(mask) if masked else masking.NO_ARRAYS
+    if not any(part.masked for walk in walks for part in walk.parts):
+        mask_mod, mask_operands = dataclasses.replace(mask_mod, operands=(), reads=()), ()
     static = Static(
         rules=Rules(
             scale=scale,
             softcap=softcap,
-            mask=masking.form(mask),
+            mask=mask_mod,
+            score_mod=score,
             q_len=q_len,
             kv_len=kv_len,
             precision=kernel_precision(q.dtype),
         ),
         heads=heads,
-        vmem_limit=sizes.vmem_limit(target_chip()),
+        vmem_limit=choice_of_blocks.vmem_limit(target_chip()),
         interpret=interpret,
     )
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
-    arrays = (q, k, v, bias, sinks, mask_arrays, walks)
+    arrays = (q, k, v, bias, sinks, mask_operands, score_operands, walks)
     out, lse = cast(Any, _attend)(static, *vary_over(arrays, varying_axes(arrays)))
     return out, lse
 
 
+def traced_mask(mask: Mask) -> TracedMod:
+    """A mask bound to a call as a function of scalars and what arrays it reads."""
+    if isinstance(mask, BoundMaskMod):
+        return mask.mod
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    return trace_mod(mask, (index,) * 4, name="mask", result=bool)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(static: Static, q, k, v, bias, sinks, mask_arrays, walks):
-    return _forward(static, q, k, v, bias, sinks, mask_arrays, walks)[0]
+def _attend(static: Static, q, k, v, bias, sinks, mask, score_mod, walks):
+    return _forward(static, q, k, v, bias, sinks, mask, score_mod, walks)[0]
 
 
 def _first_order(function, static: Static):
@@ -137,7 +161,7 @@ def _backward_rule(static: Static, residuals, cotangents):
 _attend.defvjp(_forward_rule, _backward_rule)
 
 
-def _forward(static: Static, q, k, v, bias, sinks, mask_arrays, walks):
+def _forward(static: Static, q, k, v, bias, sinks, mask, score_mod, walks):
     walk, heads = walks[0], static.heads
     out, lse = forward(
         _lay_out(q, walk.q_padded, heads),
@@ -145,7 +169,7 @@ def _forward(static: Static, q, k, v, bias, sinks, mask_arrays, walks):
         _lay_out(v, walk.kv_padded, heads),
         sinks,
         _padded_bias(walk, bias),
-        masking.padded(mask_arrays, walk.q_padded, walk.kv_padded),
+        _padded_mods(static.rules, walk, mask, score_mod),
         walk,
         static.rules,
         heads,
@@ -154,7 +178,7 @@ def _forward(static: Static, q, k, v, bias, sinks, mask_arrays, walks):
     )
     out = _by_head(out, heads.Hq, heads)[:, :, : static.rules.q_len]
     lse_base2 = lse[:, :, 0, : static.rules.q_len]
-    residuals = q, k, v, bias, sinks, mask_arrays, walks, out, lse_base2
+    residuals = q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2
     lse = lse_base2 * LN_2
     if sinks is not None and walk.empty_rows:  # a row that sees no key still has its sink
         lse = jnp.where(lse == -jnp.inf, sinks[None, :, None], lse)
@@ -162,7 +186,7 @@ def _forward(static: Static, q, k, v, bias, sinks, mask_arrays, walks):
 
 
 def _backward(static: Static, residuals, cotangents):
-    q, k, v, bias, sinks, mask_arrays, walks, out, lse_base2 = residuals
+    q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2 = residuals
     dout, dlse = cotangents
     walk, heads = walks[1], static.heads
     delta = _rowsum(out, dout, heads) - dlse
@@ -186,13 +210,13 @@ def _backward(static: Static, residuals, cotangents):
         padded_lse[:, :, None],
         _pad(delta, 2, walk.q_padded)[:, :, None],
         _padded_bias(walk, bias),
-        masking.padded(mask_arrays, walk.q_padded, walk.kv_padded),
+        _padded_mods(static.rules, walk, mask, score_mod),
         walk,
         static.rules,
         heads,
     )
     options = {"vmem_limit": static.vmem_limit, "interpret": static.interpret}
-    gradients = backward(*arguments, **options)
+    *gradients, dscore_mod = backward(*arguments, **options)
     shapes = (q, heads.Hq), (k, heads.Hkv), (v, heads.Hkv)
     dq, dk, dv = (
         _by_head(x, number, heads)[:, :, : like.shape[2]]
@@ -202,7 +226,18 @@ def _backward(static: Static, residuals, cotangents):
     if bias is not None:
         dbias = bias_gradient(*arguments, **options)
         dbias = dbias[:, :, : bias.shape[2], : bias.shape[3]].astype(bias.dtype)
-    return dq, dk, dv, dbias, dsinks, None, None
+    dscore_mod = tuple(
+        operands.summed(static.rules.score_mod.operands[n], dscore_mod[n], x, walk)
+        if n in dscore_mod
+        else None
+        for n, x in enumerate(score_mod)
+    )
+    return dq, dk, dv, dbias, dsinks, None, dscore_mod, None
+
+
+def _padded_mods(rules: Rules, walk: tiles.Walk, mask, score_mod) -> tuple[tuple, tuple]:
+    score = () if rules.score_mod is None else operands.padded(rules.score_mod, score_mod, walk)
+    return operands.padded(rules.mask, mask, walk), score
 
 
 def _padded_bias(walk: tiles.Walk, bias):

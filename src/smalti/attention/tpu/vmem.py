@@ -8,6 +8,7 @@ compiler puts parts of it away; how much is its own affair and was measured
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Literal
 
 from smalti.attention.tpu.layout import Heads
@@ -41,22 +42,24 @@ def vmem_bytes(
     itemsize: int,
     *,
     chip: str | None,
-    documents: int = 0,
+    operands: Sequence[tuple[int, int, int]] = (),
+    score_mod: int | None = None,
     bias: tuple[tuple[int, int], int] | None = None,
     written_out: int = 0,
     loops: bool = True,
 ) -> int:
     """What a launch needs at most.
 
-    documents: how many masks compare ids. bias: its last two sizes, and its itemsize. written_out,
-    loops: `pipeline.written_out`.
+    operands: `block_sizes.operand_blocks`. score_mod: how many arrays with gradients one reads.
+    bias: its last two sizes, and its itemsize. written_out, loops: `pipeline.written_out`.
     """
     q, kv = blocks.major_q, blocks.major_kv
     queries, outs, keys, values = (
         _padded(heads.block(length, dim), itemsize)
         for length, dim in ((q, heads.D), (q, heads.Dv), (kv, heads.D), (kv, heads.Dv))
     )
-    windows = queries + outs + documents * (q + kv) * 4
+    windows = queries + outs
+    windows += sum(_padded((rows, columns), size) for rows, columns, size in operands)
     key_windows = keys + values
     if bias is not None:
         block = [major if n > 1 else 1 for major, n in zip((q, kv), bias[0], strict=True)]
@@ -100,6 +103,10 @@ def vmem_bytes(
         tiles += MORE_ON_V4
     if bias is not None:
         tiles += tile
+    if any(rows > 1 for rows, _, _ in operands):
+        tiles += tile
+    if score_mod is not None:
+        tiles += tile if direction == "forward" else (2 + score_mod) * tile
     windows = 2 * windows + blocks.key_buffers * key_windows
     return int(1.02 * (windows + scratch + tiles)) + 2**16
 

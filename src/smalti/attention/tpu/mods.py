@@ -1,0 +1,359 @@
+"""Elementwise functions of the user (masks, ``score_mod``) inside of kernels.
+
+A function of scalars ``(score, b, h, q_idx, kv_idx)`` is split in two. What reads arrays is
+evaluated outside of the kernel, over all that it depends on: numbers for each batch entry and head,
+rows over queries, over keys, or over their difference. What is left is arithmetic, which the kernel
+does on whole tiles. So any indexing works whose indices come from ``b``, ``h`` and one of
+``q_idx``, ``kv_idx`` and ``q_idx − kv_idx``; and gradients of arrays are those of the rows, which
+JAX carries on to the arrays themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Literal as Constant
+
+from smalti.attention.tpu.tiles import Band
+from smalti.eagerly import eagerly
+from smalti.masks.traced_mod import TracedMod
+from smalti.varying import vary_over, varying_axes
+
+Kind = Literal["number", "q", "kv", "relative", "tile"]  # along what an operand runs
+Sizes = tuple[int, int, int, int]  # B, Hq, Sq, Sk
+NOTHING: Band = (1, 0)  # the band that nobody is in
+
+# Of which arguments a value depends: score, batch entry, head, query, key, and query − key.
+S, B, H, Q, K, DIFFERENCE = "s", "b", "h", "q", "k", "q-k"
+KINDS: dict[frozenset[str], Kind] = {
+    frozenset(): "number",
+    frozenset((Q,)): "q",
+    frozenset((K,)): "kv",
+    frozenset((DIFFERENCE,)): "relative",
+}
+COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
+# Arithmetic that costs a kernel next to nothing on a row. Other functions of a row are evaluated
+# outside, once: division, powers, whatever Mosaic may not know.
+CHEAP = COMPARISONS | {
+    *("add", "sub", "neg", "mul", "and", "or", "not", "max", "min", "select_n", "abs"),
+    *("convert_element_type",),
+}
+INNER = ("jaxpr", "call_jaxpr")  # the parameters of calls that are evaluated by what is in them
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """What a kernel reads instead of the user's arrays: ``[B or 1, Hq or 1, Sq or 1, Sk or 1]``;
+    a relative one ``[B or 1, Hq or 1, 1, Sk − 1 + Sq]``, that of ``q_idx − kv_idx = −(Sk − 1)``
+    first."""
+
+    kind: Kind
+    floating: bool  # float32, with a gradient; else int32
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class KernelMod:
+    """What a kernel computes of a function: ``equations``, from operands and arguments."""
+
+    operands: tuple[Operand, ...]
+    reads: tuple[Any, ...]  # the variables that the operands stand for
+    constants: dict[Any, Any]
+    arguments: tuple[Any, ...]  # those of (score,) b, h, q_idx, kv_idx
+    equations: tuple[Any, ...]
+    result: Any
+
+    def __call__(self, operands: Sequence[Any], *arguments):
+        """The function over a tile. Operands and arguments broadcast to ``[keys, queries]``."""
+        values = {**self.constants, **dict(zip(self.arguments, arguments, strict=True))}
+        for variable, x in zip(self.reads, operands, strict=True):
+            values[variable] = x != 0 if variable.aval.dtype == bool else x
+        return _evaluate(self.equations, values, self.result)
+
+
+def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax.Array, ...]]:
+    """The part of ``mod`` that is for a kernel, and its operands. name: of the mod, for messages.
+
+    Raises NotImplementedError for an array whose index depends on query and key otherwise than by
+    their difference.
+    """
+    program = _flattened(mod)
+    arrays, arguments = program.arrays, program.arguments
+    facts = _Facts(program)
+    hoisted: list[Any] = []
+    needed: set[Any] = set()  # variables that the kernel computes
+    constants: dict[Any, Any] = {}
+
+    def need(variable) -> None:
+        known = isinstance(variable, Constant) or variable in arguments or variable in constants
+        if known or variable in needed or variable in hoisted:
+            return
+        kind = facts.kind(variable)
+        if not facts.reads[variable] and not facts.arrays_of[variable]:
+            constants[variable] = _constant(facts, program, variable)
+            return
+        if variable in arrays or kind == "number":
+            hoisted.append(variable)
+            return
+        # Of a row, what is not cheap: one operand instead of all that cheap arithmetic makes of it.
+        expensive = facts.expensive[variable]
+        if kind != "tile" and (variable in expensive or len(expensive) > 1):
+            hoisted.append(variable)
+            return
+        equation = facts.made_by[variable]
+        if _is_elementwise(equation):
+            needed.add(variable)
+            for x in equation.invars:
+                need(x)
+        elif variable.aval.dtype == bool and facts.reads_large(variable, sizes):
+            hoisted.append(variable)
+        else:
+            raise NotImplementedError(
+                f"{name}: it reads an array at an index that depends on q_idx and kv_idx otherwise "
+                "than by q_idx − kv_idx, which TPU kernels cannot do. Pass such an array as bias= "
+                "(as mask=, if it is boolean), or use implementation='blockwise'."
+            )
+
+    need(program.result)
+    operands = tuple(
+        Operand(facts.kind(x), bool(jnp.issubdtype(x.aval.dtype, jnp.floating))) for x in hoisted
+    )
+    made = tuple(
+        _outside(program, mod.captured, variable, facts, operand, sizes)
+        for variable, operand in zip(hoisted, operands, strict=True)
+    )
+    equations = tuple(e for e in program.equations if e.outvars[0] in needed)
+    kernel_mod = KernelMod(
+        operands, tuple(hoisted), constants, arguments, equations, program.result
+    )
+    return kernel_mod, made
+
+
+def find_band(mod: TracedMod, sizes: Sizes) -> Band | None:
+    """``(low, high)`` where a mask is ``low ≤ kv_idx − q_idx ≤ high`` with known bounds (None: no
+    bound), else None."""
+    program = _flattened(mod)
+    facts, operand = _Facts(program), Operand("relative", False)
+    if isinstance(program.result, Constant):
+        return (None, None) if program.result.val else NOTHING
+    if not mod.is_known or not facts.reads[program.result] <= {DIFFERENCE}:
+        return None
+    _, _, q_len, kv_len = sizes
+    found = eagerly(_outside, program, mod.captured, program.result, facts, operand, sizes)
+    visible = found.reshape(-1)[::-1] != 0  # by kv_idx − q_idx, from 1 − Sq to Sk − 1
+    visible = np.broadcast_to(visible, q_len + kv_len - 1)
+    (places,) = np.nonzero(visible)
+    if not len(places):
+        return NOTHING
+    first, last = int(places[0]), int(places[-1])
+    if not visible[first : last + 1].all():
+        return None
+    low = None if first == 0 else first - (q_len - 1)
+    high = None if last == len(visible) - 1 else last - (q_len - 1)
+    return low, high
+
+
+class _Program(NamedTuple):
+    """A function without calls in it."""
+
+    arrays: tuple[Any, ...]  # variables
+    arguments: tuple[Any, ...]
+    equations: list[Any]
+    result: Any
+
+
+def _flattened(mod: TracedMod) -> _Program:
+    def run(*inputs):
+        captured, arguments = inputs[: len(mod.captured)], inputs[len(mod.captured) :]
+        return _inline(mod.jaxpr, captured, arguments)[0]
+
+    like = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in mod.captured]
+    like += [jax.ShapeDtypeStruct((), x.aval.dtype) for x in mod.jaxpr.invars]
+    jaxpr = jax.make_jaxpr(run)(*like).jaxpr
+    inputs = tuple(jaxpr.invars)
+    count = len(mod.captured)
+    return _Program(inputs[:count], inputs[count:], jaxpr.eqns, jaxpr.outvars[0])
+
+
+def _inline(jaxpr, constants, arguments) -> list:
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
+    for equation in jaxpr.eqns:
+        inputs = [_read(values, x) for x in equation.invars]
+        inner = next((equation.params[name] for name in INNER if name in equation.params), None)
+        if equation.primitive.name in ("pvary", "pcast"):  # of `shard_map`, whose axes end here
+            outputs = inputs
+        elif inner is not None:
+            closed = hasattr(inner, "consts")
+            body, consts = (inner.jaxpr, inner.consts) if closed else (inner, ())
+            outputs = _inline(body, consts, inputs)
+        else:
+            parameters = equation.primitive.get_bind_params(equation.params)
+            outputs = equation.primitive.bind(*inputs, **parameters)
+            outputs = outputs if equation.primitive.multiple_results else [outputs]
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return [_read(values, x) for x in jaxpr.outvars]
+
+
+class _Facts:
+    """Of every variable, what it depends on."""
+
+    def __init__(self, program: _Program):
+        self.program = program
+        self.made_by: dict[Any, Any] = {}
+        names = (S, B, H, Q, K)[-len(program.arguments) :]
+        inputs = [*program.arrays, *program.arguments]
+        self.reads = {x: frozenset() for x in program.arrays}
+        self.reads |= {x: frozenset((n,)) for x, n in zip(program.arguments, names, strict=True)}
+        # The arrays that a variable is made of.
+        self.arrays_of = {x: {x} if x in program.arrays else set() for x in inputs}
+        # Of what it is made of, the last that is not `CHEAP`; numbers are operands anyway.
+        self.expensive = {x: set() for x in inputs}
+        # Where a variable is m · q_idx + n · kv_idx + constant: (m, n, constant).
+        self.linear = {x: {Q: (1, 0, 0), K: (0, 1, 0)}.get(n) for x, n in
+                       zip(program.arguments, names, strict=True)}  # fmt: skip
+        for equation in program.equations:
+            linear = self._linear(equation)
+            if linear is not None and equation.primitive.name not in COMPARISONS:
+                reads = _reads_of(linear)
+            elif linear is not None and _reads_of(linear) == {DIFFERENCE}:
+                reads = frozenset((DIFFERENCE,))
+            else:
+                reads = frozenset().union(*(self._reads(x) for x in equation.invars))
+            made_of = [x for x in equation.invars if not isinstance(x, Constant)]
+            cheap = equation.primitive.name in CHEAP and _is_elementwise(equation)
+            for variable in equation.outvars:
+                self.made_by[variable] = equation
+                self.reads[variable] = reads
+                self.arrays_of[variable] = set().union(*(self.arrays_of[x] for x in made_of))
+                expensive = set().union(*(self.expensive[x] for x in made_of))
+                expensive = expensive if cheap else {variable}
+                self.expensive[variable] = set() if reads <= {B, H} else expensive
+                if equation.primitive.name not in COMPARISONS:
+                    self.linear[variable] = linear
+
+    def kind(self, variable) -> Kind:
+        return KINDS.get(self.reads[variable] - {B, H}, "tile")
+
+    def reads_large(self, variable, sizes: Sizes) -> bool:
+        """Whether it is made of an array that is no smaller than all scores of a head."""
+        arrays = self.arrays_of[variable]
+        return any(int(np.prod(x.aval.shape)) >= sizes[2] * sizes[3] for x in arrays)
+
+    def _reads(self, variable) -> frozenset[str]:
+        return frozenset() if isinstance(variable, Constant) else self.reads[variable]
+
+    def _linear(self, equation):
+        """Of the result, or, for a comparison, of the difference that it compares with 0."""
+        name, inputs = equation.primitive.name, equation.invars
+        if name == "convert_element_type":
+            integer = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.integer)
+            return self._linear_of(inputs[0]) if integer else None
+        if name not in ("add", "sub", "mul", "neg", *COMPARISONS):
+            return None
+        forms = [self._linear_of(x) for x in inputs]
+        if None in forms:
+            return None
+        if name == "neg":
+            return tuple(-n for n in forms[0])
+        a, b = forms
+        if name == "add":
+            return tuple(x + y for x, y in zip(a, b, strict=True))
+        if name == "mul":
+            a, b = (b, a) if a[:2] == (0, 0) else (a, b)
+            return tuple(x * b[2] for x in a) if b[:2] == (0, 0) else None
+        return tuple(x - y for x, y in zip(a, b, strict=True))
+
+    def _linear_of(self, variable):
+        if not isinstance(variable, Constant):
+            return self.linear.get(variable)
+        number = variable.val
+        whole = np.ndim(number) == 0 and jnp.issubdtype(jnp.result_type(number), jnp.integer)
+        return (0, 0, int(number)) if whole else None
+
+
+def _reads_of(linear) -> frozenset[str]:
+    q, k, _ = linear
+    if q == -k != 0:
+        return frozenset((DIFFERENCE,))
+    return frozenset(name for name, n in ((Q, q), (K, k)) if n)
+
+
+def _is_elementwise(equation) -> bool:
+    """Scalars in, one scalar out: over a tile it is the same, element by element."""
+    atoms = [*equation.invars, *equation.outvars]
+    return len(equation.outvars) == 1 and all(x.aval.shape == () for x in atoms)
+
+
+def _outside(program: _Program, captured, variable, facts: _Facts, operand: Operand, sizes: Sizes):
+    """A variable over all that it depends on, as an operand."""
+    batch, heads, q_len, kv_len = sizes
+    reads = facts.reads[variable]
+
+    def evaluate(b, h, q, k):
+        values = dict(zip(program.arrays, captured, strict=True))
+        scalars = (jnp.float32(0), b, h, q, k)[-len(program.arguments) :]
+        values |= dict(zip(program.arguments, scalars, strict=True))
+        return _evaluate(_ancestors(facts, program, variable), values, variable)
+
+    nothing = jnp.zeros(1, jnp.int32)
+    b, h = (
+        jnp.arange(n, dtype=jnp.int32) if name in reads else nothing
+        for name, n in ((B, batch), (H, heads))
+    )
+    q, k = nothing, nothing
+    if operand.kind in ("q", "tile"):
+        q = jnp.arange(q_len, dtype=jnp.int32)
+    if operand.kind in ("kv", "tile"):
+        k = jnp.arange(kv_len, dtype=jnp.int32)
+    if operand.kind == "relative":
+        q = jnp.arange(1 - kv_len, q_len, dtype=jnp.int32)
+    over = evaluate
+    for axis in (3, 2, 1, 0):
+        over = jax.vmap(over, in_axes=tuple(0 if n == axis else None for n in range(4)))
+    x = over(b, h, q, k)
+    if operand.kind == "relative":
+        x = x.swapaxes(2, 3)
+    dtype = jnp.float32 if operand.floating else jnp.int32
+    return x.astype(jnp.bfloat16 if operand.kind == "tile" else dtype)
+
+
+def _constant(facts: _Facts, program: _Program, variable):
+    return eagerly(_evaluate, _ancestors(facts, program, variable), {}, variable)
+
+
+def _ancestors(facts: _Facts, program: _Program, variable) -> list[Any]:
+    needed, queue = set(), [variable]
+    while queue:
+        x = queue.pop()
+        if not isinstance(x, Constant) and x in facts.made_by and x not in needed:
+            needed.add(x)
+            queue += facts.made_by[x].invars
+    return [e for e in program.equations if any(x in needed for x in e.outvars)]
+
+
+def _evaluate(equations: Sequence[Any], values: dict[Any, Any], result):
+    """Scalar equations over arrays that broadcast together; others on what they were traced for."""
+    axes = varying_axes(list(values.values()))
+    for equation in equations:
+        inputs = [_read(values, x) for x in equation.invars]
+        if _is_elementwise(equation):
+            shape = jnp.broadcast_shapes(*map(jnp.shape, inputs))
+            inputs = [
+                jnp.broadcast_to(jnp.asarray(x, atom.aval.dtype), shape)
+                for x, atom in zip(inputs, equation.invars, strict=True)
+            ]
+        if axes:
+            inputs = vary_over([jnp.asarray(x) for x in inputs], axes)
+        parameters = equation.primitive.get_bind_params(equation.params)
+        outputs = equation.primitive.bind(*inputs, **parameters)
+        outputs = outputs if equation.primitive.multiple_results else [outputs]
+        values.update(zip(equation.outvars, outputs, strict=True))
+    return _read(values, result)
+
+
+def _read(values: dict[Any, Any], atom):
+    return atom.val if isinstance(atom, Constant) else values[atom]
