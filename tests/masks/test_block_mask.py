@@ -14,8 +14,8 @@ from hypothesis.extra import numpy as hnp
 
 from smalti import masks
 from smalti.masks import build_block_mask
-from smalti.masks.block_mask import runs_to_states, states_to_runs
 from smalti.masks.mask_mod import TileStates
+from smalti.masks.runs import runs_to_states, states_to_runs
 
 from . import brute
 

@@ -7,7 +7,6 @@ your own is a function ``mask_mod(b, h, q_idx, kv_idx)``.
 """
 
 from smalti.masks.block_mask import BlockMask as BlockMask
-from smalti.masks.block_mask import TileRuns as TileRuns
 from smalti.masks.block_mask import build_block_mask as build_block_mask
 from smalti.masks.catalogue import causal as causal
 from smalti.masks.catalogue import document as document
@@ -19,3 +18,4 @@ from smalti.masks.catalogue import sliding_window as sliding_window
 from smalti.masks.catalogue import streaming as streaming
 from smalti.masks.mask_mod import Mask as Mask
 from smalti.masks.parse import parse as parse
+from smalti.masks.runs import TileRuns as TileRuns
