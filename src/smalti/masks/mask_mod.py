@@ -265,7 +265,7 @@ class BoundMaskMod(Mask):
         return "mask_mod(a function)"
 
 
-PAIRS_TOGETHER = 1 << 24  # that are evaluated at once: bytes, if the compiler keeps them at all
+PAIRS_TOGETHER = 1 << 22  # that are evaluated at once: bytes, if the compiler keeps them at all
 
 
 def _look(mod: TracedMod, q_tiles: Any, grid: TileGrid):
