@@ -8,6 +8,7 @@ from typing import Any, overload
 import jax
 import numpy as np
 
+from smalti.masks.arguments import MANY
 from smalti.masks.mask_mod import Mask, TileStates, as_mask
 from smalti.masks.runs import TileRuns, find_runs, runs_to_states, transpose
 from smalti.masks.tiles import TileGrid
@@ -93,6 +94,8 @@ def build_block_mask(mask_mod: Any, batch: int, heads: int, *sizes: int, **named
     for name, value in given.items():
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name}: got {value!r}; it must be an int of at least 1.")
+        if value > MANY:
+            raise ValueError(f"{name}: got {value!r}; it must be at most {MANY}.")
     q_len, kv_len, block_q, block_kv = (int(value) for value in found.values())
     block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
     grid = TileGrid(int(batch), int(heads), q_len, kv_len, block_q, block_kv)

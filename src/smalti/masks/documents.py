@@ -11,6 +11,7 @@ from smalti.masks.arguments import integers, size
 from smalti.masks.mask_mod import Mask, TileStates, pytree
 from smalti.masks.tiles import as_known
 
+MOST = 2**26  # tokens; as many ids are made where documents are given by their lengths
 NOBODY = np.iinfo(np.int32).max  # the least id of a tile without one
 
 
@@ -30,7 +31,7 @@ class Document(Mask):
             if self.lengths is not None and ids.shape[1] != length:
                 raise ValueError(
                     f"document: its lengths sum to {ids.shape[1]}; here they must sum to "
-                    f"S{side[0]} = {length}."
+                    f"{'Sq' if side == 'q' else 'Sk'} = {length}."
                 )
             if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
@@ -106,6 +107,10 @@ def from_lengths(lengths) -> Document:
             "side='right')."
         )
     lengths = tuple(size(n, "document: lengths", 1) for n in lengths)
+    if sum(lengths) > MOST:
+        raise ValueError(
+            f"document: its lengths sum to {sum(lengths)}; ids are made for at most {MOST} tokens."
+        )
     ids = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
     return Document(ids, ids, lengths)
 
