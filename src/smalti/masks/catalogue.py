@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from smalti.masks import documents
 from smalti.masks.arguments import (
     at_batch,
     check_batch,
@@ -23,8 +24,6 @@ from smalti.masks.arguments import (
     show_value,
     size,
 )
-from smalti.masks.documents import Document as Document
-from smalti.masks.documents import from_ids, from_lengths
 from smalti.masks.mask_mod import Mask, TileStates, pytree
 
 
@@ -95,7 +94,12 @@ def document(ids=None, *, lengths=None) -> Mask:
     """
     if (ids is None) == (lengths is None):
         raise ValueError("document: give ids, one for each token, or lengths=, but not both.")
-    return from_ids(ids) if lengths is None else from_lengths(lengths)
+    if lengths is not None:
+        lengths = documents.check_lengths(lengths)
+        ids = documents.check_ids(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
+        return Document(ids, ids, lengths)
+    q_ids, kv_ids = ids if isinstance(ids, tuple) and len(ids) == 2 else (ids, ids)
+    return Document(documents.check_ids(q_ids), documents.check_ids(kv_ids))
 
 
 @_factory
@@ -315,3 +319,54 @@ class Lengths(Mask):
 
     def __repr__(self):
         return f"lengths(q={show_value(self.q)}, kv={show_value(self.kv)})"
+
+
+@pytree(static=("lengths",))
+class Document(Mask):
+    q_ids: Any  # int32 [1 or B, Sq]
+    kv_ids: Any  # int32 [1 or B, Sk]
+    lengths: tuple[int, ...] | None = None  # what the ids were made from, if from that
+
+    def __call__(self, b, h, q_idx, kv_idx):
+        q_ids = documents.id_at(self.q_ids, b, q_idx)
+        return (q_ids == documents.id_at(self.kv_ids, b, kv_idx)) & (q_ids >= 0)
+
+    def bind(self, batch, heads, q_len, kv_len):
+        del heads
+        for side, ids, length in (("q", self.q_ids, q_len), ("kv", self.kv_ids, kv_len)):
+            if self.lengths is not None and ids.shape[1] != length:
+                raise ValueError(
+                    f"document: its lengths sum to {ids.shape[1]}; here they must sum to "
+                    f"{'Sq' if side == 'q' else 'Sk'} = {length}."
+                )
+            if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
+                raise ValueError(
+                    f"document: {side} ids have shape {list(ids.shape)}; here they must be "
+                    f"[{batch}, {length}] or [1, {length}]. Where Sq ≠ Sk give a tuple "
+                    "(q_ids, kv_ids)."
+                )
+        return self
+
+    def varies(self):
+        return max(self.q_ids.shape[0], self.kv_ids.shape[0]) > 1, False
+
+    def classify(self, tiles):
+        """By the range of ids in a tile: exact where documents are packed one after another."""
+        q_low, q_high, q_single = (
+            x[:, None, :, None]
+            for x in documents.id_ranges(self.q_ids, tiles.grid.block_q, tiles.q_tiles.reshape(-1))
+        )
+        b = np.arange(self.kv_ids.shape[0])[:, None, None, None]
+        k_low, k_high, k_single = (
+            x[b, tiles.kv_tiles] for x in documents.id_ranges(self.kv_ids, tiles.grid.block_kv)
+        )
+        some = (q_low <= k_high) & (k_low <= q_high)
+        return TileStates(some, some & q_single & k_single)
+
+    def borders(self, tiles):
+        return documents.borders(self.q_ids, self.kv_ids, tiles)
+
+    def __repr__(self):
+        if self.lengths is not None:
+            return f"document(lengths={list(self.lengths)})"
+        return f"document(ids {list(self.q_ids.shape)}, {list(self.kv_ids.shape)})"
