@@ -81,7 +81,10 @@ def count_visible_pairs(mask_text: str, S: int, rows: int = 1024) -> int:
 
     Raises UserError when some query sees a later key: a language model would read its own target.
     """
-    mask = smalti.masks.parse(mask_text).bind(1, 1, S, S)
+    try:
+        mask = smalti.masks.parse(mask_text).bind(1, 1, S, S)
+    except ValueError as error:  # documents of another length
+        raise UserError(f"attention.mask: {error}") from None
     keys, pairs = np.arange(S)[None, :], 0
     for first in range(0, S, rows):
         queries = np.arange(first, min(first + rows, S))[:, None]

@@ -149,10 +149,29 @@ def test_masks_and_block_masks_say_how_to_combine():
     assert repr(np.ones((8, 8), bool) & masks.causal()) == "(array[1, 1, 8, 8] & causal())"
 
 
-def test_block_sizes_that_do_not_fit_a_block_mask():
-    block_mask = masks.build_block_mask(masks.full(), 1, 1, 8, 8, 4, 4)
-    with pytest.raises(ValueError, match="block_q must be a multiple of its block_q"):
-        smalti.attention(*inputs(), mask=block_mask, block_sizes=smalti.BlockSizes(3, 3))
+@pytest.mark.parametrize("block_sizes", [(3, 3), (8, 4), (4, 2)])
+def test_block_sizes_other_than_those_of_a_block_mask(block_sizes):
+    block_mask = smalti.build_block_mask(masks.full(), 1, 1, 8, 4, 4)
+    with pytest.raises(
+        ValueError,
+        match=r"block_sizes: got BlockSizes\(.*\) with a BlockMask of block_q=4, block_kv=4; .* "
+        r"Leave block_sizes out, or build",
+    ):
+        smalti.attention(
+            *inputs(),
+            mask=block_mask,
+            block_sizes=smalti.BlockSizes(*block_sizes),
+            segment_ids=np.zeros((len(inputs()[0]), 8), np.int32),
+        )
+
+
+@pytest.mark.parametrize(("tiles", "block_sizes"), [((4, 2), (4, 2)), ((4, 100), (4, 64))])
+def test_block_sizes_that_repeat_those_of_a_block_mask(tiles, block_sizes):
+    """Cut down to the lengths, as either is."""
+    block_mask = smalti.build_block_mask(masks.causal(), 1, 1, 8, *tiles)
+    got = smalti.attention(*inputs(), mask=block_mask, block_sizes=smalti.BlockSizes(*block_sizes))
+    expected = smalti.attention(*inputs(), mask=masks.causal(), implementation="reference")
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("captured", [np.arange(8) < 3, [True, False] * 4], ids=["array", "list"])

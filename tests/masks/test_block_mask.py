@@ -1,8 +1,9 @@
-"""Runs of tiles: what they say of each tile, their transpose, and the cost of a million tokens."""
+"""A BlockMask: runs of tiles, what they say of each, and their transpose."""
 
+import dataclasses
 import itertools
 import re
-import tracemalloc
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import smalti
 from smalti import masks
 from smalti.masks import build_block_mask
-from smalti.masks.block_mask import runs_to_states, states_to_runs
 from smalti.masks.mask_mod import TileStates
+from smalti.masks.runs import runs_to_states, states_to_runs, transpose
+from smalti.masks.tiles import TileGrid
 
 from . import brute
 
 GRID = brute.GRIDS["7x9"]
-MILLION = 1_048_576
 
 
 def build(mask, grid):
@@ -63,6 +65,11 @@ def test_runs_say_the_same_as_tiles_and_are_few(state):
     padded = np.concatenate([np.zeros((*state.shape[:-1], 1), np.int8), state], -1)
     borders = ((padded[..., 1:] > 0) & (padded[..., 1:] != padded[..., :-1])).sum(-1).max()
     assert runs.start.shape == (*state.shape[:-1], max(borders, 1))
+
+    expected = states_to_runs(states_of(state.swapaxes(-1, -2)))
+    for found, wanted in zip(transpose(runs, num), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+        assert found.dtype == wanted.dtype
 
 
 def test_traced_states_make_the_same_runs_padded_with_empty_ones():
@@ -129,22 +136,6 @@ def test_causal_is_a_whole_run_and_a_cut_tile():
     assert runs.whole[0, 0].tolist() == [[False, False], [True, False], [True, False]]
 
 
-@pytest.mark.parametrize(
-    ("mask", "most"),
-    [(masks.causal(), 2), (masks.sliding_window(4096), 3), (masks.streaming(sinks=4, window=9), 2)],
-    ids=repr,
-)
-def test_a_million_tokens_need_neither_pairs_nor_much_memory(mask, most):
-    tracemalloc.start()
-    try:
-        block_mask = build_block_mask(mask, 1, 1, MILLION, MILLION, 1024, 1024)
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 200e6
-    assert block_mask.q_runs.start.shape == (1, 1, 1024, most)
-
-
 def test_a_block_mask_passes_through_jit():
     given = build(masks.lengths(kv=np.array([3, 9])), GRID)
     same = jax.jit(lambda block_mask: block_mask)(given)
@@ -159,6 +150,62 @@ def test_it_is_written_with_its_sizes():
     )
 
 
+def local_causal_mask(b, h, q, k, window=512):
+    return (k <= q) & (k >= q - window + 1)
+
+
+def test_the_call_of_the_article():
+    block_mask = smalti.build_block_mask(local_causal_mask, 2, 4, 1024, 128, 64)
+    assert isinstance(block_mask, smalti.BlockMask)
+    assert block_mask.grid == TileGrid(2, 4, 1024, 1024, 128, 64)
+    expected = build(masks.sliding_window(512), block_mask.grid)
+    for found, wanted in zip(block_mask.q_runs, expected.q_runs, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+    for found, wanted in zip(block_mask.kv_runs, expected.kv_runs, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named"),
+    [
+        ((8, 8, 4, 2), {}),
+        ((8, 4, 2), {}),
+        ((8, 8), {"block_q": 4, "block_kv": 2}),
+        ((8,), {"block_q": 4, "block_k": 2}),
+        ((), {"seqlen": 8, "block_q": 4, "block_k": 2}),
+        ((), {"seqlen": 8, "block_q": 4, "block_kv": 2}),
+        ((), {"q_len": 8, "kv_len": 8, "block_q": 4, "block_kv": 2}),
+        (tuple(np.array([8, 8, 4, 2])), {}),
+    ],
+)
+def test_sizes_are_given_in_either_form(sizes, named):
+    make: Any = build_block_mask
+    grid = make(masks.causal(), 1, 1, *sizes, **named).grid
+    assert grid == TileGrid(1, 1, 8, 8, 4, 2)
+    assert all(type(n) is int for n in dataclasses.astuple(grid))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "named", "said"),
+    [
+        ((8, 8, 4, 2, 1), {}, "got 5 sizes after heads"),
+        ((8,), {}, "block_q and block_kv missing"),
+        ((), {"q_len": 8, "block_q": 4, "block_k": 2}, "kv_len missing"),
+        ((8, 4, 2), {"block_q": 4}, "got block_q twice"),
+        ((8, 4, 2), {"kv_len": 4}, "got both seqlen and kv_len"),
+        ((8, 8, 4, 2), {"seqlen": 8}, "got both seqlen and q_len"),
+        ((8, 8), {"block_q": 4, "block_k": 2, "block_kv": 2}, "got both block_k and block_kv"),
+        ((8, 4, 2), {"blok_q": 4}, "got an unknown argument 'blok_q'"),
+    ],
+)
+def test_a_mixture_of_forms_shows_both(sizes, named, said):
+    make: Any = build_block_mask
+    with pytest.raises(TypeError, match=re.escape(said)) as raised:
+        make(masks.causal(), 1, 1, *sizes, **named)
+    assert "q_len, kv_len, block_q, block_kv)" in str(raised.value)
+    assert "seqlen, block_q, block_k)" in str(raised.value)
+
+
 @pytest.mark.parametrize("name", ["batch", "heads", "q_len", "kv_len", "block_q", "block_kv"])
 @pytest.mark.parametrize("size", [0, -1, 2.0, True, "4"])
 def test_a_wrong_size_is_named(name, size):
@@ -167,11 +214,6 @@ def test_a_wrong_size_is_named(name, size):
         ValueError, match=re.escape(f"{name}: got {size!r}; it must be an int of at least 1.")
     ):
         build_block_mask(masks.causal(), **{**sizes, name: size})
-
-
-def test_numpy_sizes_are_ints():
-    grid = build_block_mask(masks.causal(), *np.array([1, 1, 4, 4, 2, 2])).grid
-    assert all(type(n) is int for n in (grid.batch, grid.q_len, grid.block_kv))
 
 
 def test_a_mask_that_does_not_fit_is_refused():

@@ -73,6 +73,23 @@ def test_a_sliding_window_holds_exactly_its_number_of_keys():
     np.testing.assert_array_equal(visible.sum(1), np.minimum(np.arange(40) + 1, 5))
 
 
+def test_documents_by_their_lengths_are_ids_in_order():
+    ids = np.array([0, 0, 0, 1, 2, 2], np.int32)
+    grid = brute.TileGrid(2, 1, 6, 6, 2, 2)
+    found = brute.evaluate(masks.document(lengths=[3, 1, 2]), grid)
+    np.testing.assert_array_equal(found, brute.evaluate(masks.document(ids), grid))
+    with pytest.raises(
+        ValueError, match="document: its lengths sum to 6; here they must sum to Sk = 7"
+    ):
+        masks.document(lengths=[3, 1, 2]).bind(1, 1, 6, 7)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"ids": np.zeros(3, np.int32), "lengths": [3]}])
+def test_documents_are_given_in_one_way(arguments):
+    with pytest.raises(ValueError, match="document: give ids, one for each token, or lengths=, bu"):
+        masks.document(**arguments)
+
+
 def test_negative_ids_see_nobody_and_are_seen_by_nobody():
     ids = np.array([[-1, 0, 0, -1, -7, 1]], np.int32)
     visible = brute.evaluate(masks.document(ids), brute.TileGrid(1, 1, 6, 6, 2, 2))[0, 0]

@@ -87,6 +87,15 @@ def test_a_mask_that_shows_the_future_is_refused():
     )
 
 
+def test_documents_are_as_long_as_a_sequence():
+    fits = "document(lengths=[10, 6]) & causal()"
+    assert count_visible_pairs(fits, 16) == 10 * 11 // 2 + 6 * 7 // 2
+    with pytest.raises(
+        UserError, match=r"attention.mask: document: its lengths sum to 16; .* must sum to Sq = 17"
+    ):
+        count_visible_pairs(fits, 17)
+
+
 def test_a_mask_that_hides_everything_is_refused():
     with pytest.raises(UserError, match="hides every key from every query of 16: nothing would"):
         make_attention(tiny_config("attention.impl=flex", "attention.mask=causal() & ~causal()"))

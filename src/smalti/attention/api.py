@@ -10,7 +10,13 @@ from smalti.attention.reference import reference
 from smalti.attention.tpu.block_sizes import check as check_pallas_block_sizes
 from smalti.attention.tpu.vjp import pallas
 from smalti.attention.tpu.vjp import refusal as pallas_refusal
-from smalti.attention.validation import Canonical, canonical, check_block_sizes, suggest
+from smalti.attention.validation import (
+    Canonical,
+    canonical,
+    check_block_mask_tiles,
+    check_block_sizes,
+    suggest,
+)
 from smalti.masks import BlockMask
 from smalti.tpu.launch import check_interpret
 
@@ -60,7 +66,8 @@ def attention(
         a mask that is a function or an array; elsewhere "blockwise". `explain_choice` says which
         and why. A named one never falls back. "reference" alone has derivatives in forward mode
         and of second order.
-      block_sizes: `BlockSizes`, for implementations with tiles; None picks them.
+      block_sizes: `BlockSizes`, for implementations with tiles; None picks them. With a
+        `BlockMask` they are its own.
       interpret: for "pallas": True, or a ``pltpu.InterpretParams``, runs the kernels in an
         interpreter, on any platform and slowly.
 
@@ -173,6 +180,7 @@ def _prepare(
         interpret=interpret,
         refusal=lambda: pallas_refusal(call),
     )
+    check_block_mask_tiles(arguments["mask"], block_sizes)
     if choice.implementation == "pallas" and block_sizes is not None:
         check_pallas_block_sizes(block_sizes)
     return call, choice

@@ -143,7 +143,21 @@ def _check_block_mask(mask: BlockMask, sizes):
     if not fits:
         raise ValueError(
             f"mask: this BlockMask was built for [B, Hq, Sq, Sk] = {list(own)} and is used at "
-            f"{list(sizes)}; build one for these sizes with smalti.masks.build_block_mask."
+            f"{list(sizes)}; build one for these sizes with smalti.build_block_mask."
+        )
+
+
+def check_block_mask_tiles(mask, block_sizes: BlockSizes | None):
+    """A BlockMask's tiles are its own; `block_sizes` may only repeat them."""
+    if not isinstance(mask, BlockMask) or block_sizes is None:
+        return
+    grid = mask.grid
+    asked = min(block_sizes.block_q, grid.q_len), min(block_sizes.block_kv, grid.kv_len)
+    if asked != (grid.block_q, grid.block_kv):
+        raise ValueError(
+            f"block_sizes: got {block_sizes} with a BlockMask of block_q={grid.block_q}, "
+            f"block_kv={grid.block_kv}; its tiles are those it was built for. Leave block_sizes "
+            "out, or build a BlockMask of these sizes with smalti.build_block_mask."
         )
 
 

@@ -10,6 +10,7 @@ from smalti.cli.bench import bench
 from smalti.cli.calibrate import calibrate
 from smalti.cli.compare import compare_files
 from smalti.cli.fn import fn
+from smalti.cli.masks import show
 from smalti.cli.tune import tune
 
 _SETTINGS: dict[str, Any] = {
@@ -21,6 +22,8 @@ _SETTINGS: dict[str, Any] = {
 app = typer.Typer(help="Attention for JAX that knows what a mask leaves out.", **_SETTINGS)
 estimate = typer.Typer(**_SETTINGS)
 app.add_typer(estimate, name="estimate")
+masks = typer.Typer(**_SETTINGS)
+app.add_typer(masks, name="masks")
 
 
 @app.callback()
@@ -54,6 +57,14 @@ def _estimate(
         print(context.get_help())
 
 
+@masks.callback()
+def _masks(context: typer.Context) -> None:
+    """Which tiles of the score matrix a mask leaves alive."""
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+masks.command("show")(show)
 estimate.command("attention")(attention)
 estimate.command("fn")(fn)
 estimate.command("tune")(tune)

@@ -26,14 +26,18 @@ def check(json: Path | None, chart: Path | None) -> None:
     if json is not None and json != STDOUT:
         _check_writable("--json", json)
     if chart is not None:
-        if chart.suffix.lower() not in CHART_SUFFIXES:
-            raise ValueError(
-                f"--chart {chart}: the name ends in {' or '.join(CHART_SUFFIXES)}, which chooses "
-                "the format"
-            )
-        if importlib.util.find_spec("matplotlib") is None:
-            raise Failed('--chart needs matplotlib: pip install "smalti[cli]"')
-        _check_writable("--chart", chart)
+        check_picture("--chart", chart, CHART_SUFFIXES)
+
+
+def check_picture(option: str, path: Path, suffixes: tuple[str, ...]) -> None:
+    """Raises ValueError for a file that cannot be written, Failed without matplotlib."""
+    if path.suffix.lower() not in suffixes:
+        raise ValueError(
+            f"{option} {path}: the name ends in {' or '.join(suffixes)}, which chooses the format"
+        )
+    if importlib.util.find_spec("matplotlib") is None:
+        raise Failed(f'{option} needs matplotlib: pip install "smalti[cli]"')
+    _check_writable(option, path)
 
 
 def write(
@@ -51,15 +55,16 @@ def write(
     if json == STDOUT:
         sys.stdout.write(record_text(record))
     elif json is not None:
-        _write(json, lambda: json.write_text(record_text(record), encoding="utf-8"))
+        write_file(json, lambda: json.write_text(record_text(record), encoding="utf-8"))
     if chart is not None:
         if draw is None:
             from smalti.estimate.report.chart import draw
 
-        _write(chart, lambda: draw(record, chart))
+        write_file(chart, lambda: draw(record, chart))
 
 
-def _write(path: Path, writing) -> None:
+def write_file(path: Path, writing: Callable[[], Any]) -> None:
+    """Says where it went on stderr; raises Failed if it went nowhere."""
     try:
         writing()
     except OSError as error:

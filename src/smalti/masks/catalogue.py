@@ -10,12 +10,21 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from smalti.masks import documents
+from smalti.masks.arguments import (
+    at_batch,
+    check_batch,
+    entries,
+    offset_or_none,
+    over_tiles,
+    per_batch,
+    show_value,
+    size,
+)
 from smalti.masks.mask_mod import Mask, TileStates, pytree
-from smalti.masks.tiles import as_known
 
 
 def _factory(function):
@@ -33,14 +42,14 @@ def full() -> Mask:
 @_factory
 def causal(offset=None) -> Mask:
     """``j ≤ i``."""
-    return Causal(_offset(offset, "causal"))
+    return Causal(offset_or_none(offset, "causal"))
 
 
 @_factory
 def sliding_window(window: int, offset=None) -> Mask:
     """Exactly ``window`` keys, the query's own last: ``max(0, i − window + 1) ≤ j ≤ i``."""
     return SlidingWindow(
-        _offset(offset, "sliding_window"), _size(window, "sliding_window: window", 1)
+        offset_or_none(offset, "sliding_window"), size(window, "sliding_window: window", 1)
     )
 
 
@@ -51,8 +60,8 @@ def local(left: int, right: int, offset=0) -> Mask:
 
     Not a causal mask: ``offset`` is 0 unless given.
     """
-    left, right = _size(left, "local: left"), _size(right, "local: right")
-    return Local(_offset(offset, "local"), left, right)
+    left, right = size(left, "local: left"), size(right, "local: right")
+    return Local(offset_or_none(offset, "local"), left, right)
 
 
 @_factory
@@ -60,9 +69,9 @@ def streaming(*, sinks: int, window: int, offset=None) -> Mask:
     """StreamingLLM (arXiv:2309.17453): ``j < sinks`` or ``max(sinks, i − window + 1) ≤ j``, and
     ``j ≤ i``: the first ``sinks`` tokens and the last ``window``."""
     return Streaming(
-        _offset(offset, "streaming"),
-        _size(sinks, "streaming: sinks", 0),
-        _size(window, "streaming: window", 1),
+        offset_or_none(offset, "streaming"),
+        size(sinks, "streaming: sinks", 0),
+        size(window, "streaming: window", 1),
     )
 
 
@@ -72,17 +81,25 @@ def prefix_lm(prefix, offset=None) -> Mask:
 
     ``prefix``: an int, a traced scalar, or an int32 array ``[B]``.
     """
-    return PrefixLM(_offset(offset, "prefix_lm"), _per_batch(prefix, "prefix_lm: prefix"))
+    return PrefixLM(offset_or_none(offset, "prefix_lm"), per_batch(prefix, "prefix_lm: prefix"))
 
 
 @_factory
-def document(ids) -> Mask:
+def document(ids=None, *, lengths=None) -> Mask:
     """A query sees the keys of its own document; negative ids are padding that nobody sees.
 
-    ``ids``: int32 ``[S]`` or ``[B, S]``, or a tuple ``(q_ids, kv_ids)`` of lengths Sq and Sk.
+    ``ids``: int32 ``[S]`` or ``[B, S]``, or a tuple ``(q_ids, kv_ids)`` of lengths Sq and Sk;
+    they may be traced. Or ``lengths``: a list of ints that sum to S, documents packed one after
+    another.
     """
+    if (ids is None) == (lengths is None):
+        raise ValueError("document: give ids, one for each token, or lengths=, but not both.")
+    if lengths is not None:
+        lengths = documents.check_lengths(lengths)
+        ids = documents.check_ids(np.repeat(np.arange(len(lengths), dtype=np.int32), lengths))
+        return Document(ids, ids, lengths)
     q_ids, kv_ids = ids if isinstance(ids, tuple) and len(ids) == 2 else (ids, ids)
-    return Document(_ids(q_ids), _ids(kv_ids))
+    return Document(documents.check_ids(q_ids), documents.check_ids(kv_ids))
 
 
 @_factory
@@ -92,8 +109,8 @@ def lengths(*, q=None, kv=None) -> Mask:
     if q is None and kv is None:
         raise ValueError("lengths: give q=, kv= or both; with neither, use full().")
     return Lengths(
-        None if q is None else _per_batch(q, "lengths: q"),
-        None if kv is None else _per_batch(kv, "lengths: kv"),
+        None if q is None else per_batch(q, "lengths: q"),
+        None if kv is None else per_batch(kv, "lengths: kv"),
     )
 
 
@@ -103,8 +120,11 @@ class Full(Mask):
         return jnp.ones(jnp.broadcast_shapes(jnp.shape(q_idx), jnp.shape(kv_idx)), bool)
 
     def classify(self, tiles):
-        yes = np.ones((1, 1, tiles.num_q, tiles.num_kv), bool)
+        yes = np.ones(tiles.shape, bool)
         return TileStates(yes, yes)
+
+    def borders(self, tiles):
+        return []
 
     def __repr__(self):
         return "full()"
@@ -120,11 +140,11 @@ class _Offset(Mask):
         del heads
         if self.offset is None:
             return dataclasses.replace(self, offset=kv_len - q_len)
-        _check_batch(self.offset, batch, f"{self!r}: offset")
+        check_batch(self.offset, batch, f"{self!r}: offset")
         return self
 
     def varies(self):
-        return _length(self.offset) > 1, False
+        return entries(self.offset) > 1, False
 
     def position(self, b, q_idx):
         if self.offset is None:
@@ -132,13 +152,13 @@ class _Offset(Mask):
                 f"{self!r}: its offset is Sk − Sq of the call and not known outside one; "
                 "give offset= to use the mask by itself."
             )
-        return q_idx + _at(self.offset, b)
+        return q_idx + at_batch(self.offset, b)
 
     def band(self, tiles, left, right) -> TileStates:
         """``i − left ≤ j ≤ i + right`` by tile, exactly; None is no bound."""
-        offset = _over_tiles(self.offset)
+        offset = over_tiles(self.offset)
         first, last = tiles.q_first + offset, tiles.q_last + offset  # positions of the tile's rows
-        some = every = np.ones((1, 1, tiles.num_q, tiles.num_kv), bool)
+        some = every = np.ones(tiles.shape, bool)
         if right is not None:
             some = some & (tiles.kv_first <= last + right)
             every = every & (tiles.kv_last <= first + right)
@@ -147,8 +167,13 @@ class _Offset(Mask):
             every = every & (tiles.kv_first >= last - left)
         return TileStates(some, every)
 
+    def ends(self, tiles, *distances: int) -> list:
+        """The borders of a band: ``i + distance`` of the row's first and last query."""
+        offset = over_tiles(self.offset)
+        return [i + offset + d for i in (tiles.q_first, tiles.q_last) for d in distances]
+
     def _suffix(self) -> str:
-        return "" if self.offset is None else f", offset={_show(self.offset)}"
+        return "" if self.offset is None else f", offset={show_value(self.offset)}"
 
 
 @pytree()
@@ -158,6 +183,9 @@ class Causal(_Offset):
 
     def classify(self, tiles):
         return self.band(tiles, None, 0)
+
+    def borders(self, tiles):
+        return self.ends(tiles, 0)
 
     def __repr__(self):
         return f"causal({self._suffix()[2:]})"
@@ -174,6 +202,9 @@ class SlidingWindow(_Offset):
     def classify(self, tiles):
         return self.band(tiles, self.window - 1, 0)
 
+    def borders(self, tiles):
+        return self.ends(tiles, 1 - self.window, 0)
+
     def __repr__(self):
         return f"sliding_window({self.window}{self._suffix()})"
 
@@ -189,6 +220,9 @@ class Local(_Offset):
 
     def classify(self, tiles):
         return self.band(tiles, self.left, self.right)
+
+    def borders(self, tiles):
+        return self.ends(tiles, -self.left, self.right)
 
     def __repr__(self):
         return f"local({self.left}, {self.right}{self._suffix()})"
@@ -208,11 +242,14 @@ class Streaming(_Offset):
         recent = self.band(tiles, self.window - 1, 0)
         sink_some, sink_every = tiles.kv_first < self.sinks, tiles.kv_last < self.sinks
         # For the tile's last query the window may begin where the sinks end: no gap between.
-        no_gap = tiles.q_last + _over_tiles(self.offset) - self.window < self.sinks
+        no_gap = tiles.q_last + over_tiles(self.offset) - self.window < self.sinks
         return TileStates(
             (past.some & sink_some) | recent.some,
             (past.every & (sink_every | no_gap)) | recent.every,
         )
+
+    def borders(self, tiles):
+        return [*self.ends(tiles, 1 - self.window, 0), over_tiles(self.sinks)]
 
     def __repr__(self):
         return f"streaming(sinks={self.sinks}, window={self.window}{self._suffix()})"
@@ -223,23 +260,26 @@ class PrefixLM(_Offset):
     prefix: Any  # int, scalar array or [B]
 
     def __call__(self, b, h, q_idx, kv_idx):
-        return (kv_idx < _at(self.prefix, b)) | (kv_idx <= self.position(b, q_idx))
+        return (kv_idx < at_batch(self.prefix, b)) | (kv_idx <= self.position(b, q_idx))
 
     def bind(self, batch, heads, q_len, kv_len):
-        _check_batch(self.prefix, batch, "prefix_lm: prefix")
+        check_batch(self.prefix, batch, "prefix_lm: prefix")
         return super().bind(batch, heads, q_len, kv_len)
 
     def varies(self):
-        return max(_length(self.offset), _length(self.prefix)) > 1, False
+        return max(entries(self.offset), entries(self.prefix)) > 1, False
 
     def classify(self, tiles):
-        past, prefix = self.band(tiles, None, 0), _over_tiles(self.prefix)
+        past, prefix = self.band(tiles, None, 0), over_tiles(self.prefix)
         return TileStates(
             past.some | (tiles.kv_first < prefix), past.every | (tiles.kv_last < prefix)
         )
 
+    def borders(self, tiles):
+        return [*self.ends(tiles, 0), over_tiles(self.prefix)]
+
     def __repr__(self):
-        return f"prefix_lm({_show(self.prefix)}{self._suffix()})"
+        return f"prefix_lm({show_value(self.prefix)}{self._suffix()})"
 
 
 @pytree()
@@ -250,46 +290,55 @@ class Lengths(Mask):
     def __call__(self, b, h, q_idx, kv_idx):
         visible = jnp.ones((), bool)
         if self.q is not None:
-            visible = visible & (q_idx < _at(self.q, b))
+            visible = visible & (q_idx < at_batch(self.q, b))
         if self.kv is not None:
-            visible = visible & (kv_idx < _at(self.kv, b))
+            visible = visible & (kv_idx < at_batch(self.kv, b))
         return visible
 
     def bind(self, batch, heads, q_len, kv_len):
         del heads, q_len, kv_len
-        _check_batch(self.q, batch, "lengths: q")
-        _check_batch(self.kv, batch, "lengths: kv")
+        check_batch(self.q, batch, "lengths: q")
+        check_batch(self.kv, batch, "lengths: kv")
         return self
 
     def varies(self):
-        return max(_length(self.q), _length(self.kv)) > 1, False
+        return max(entries(self.q), entries(self.kv)) > 1, False
 
     def classify(self, tiles):
-        some = every = np.ones((1, 1, tiles.num_q, tiles.num_kv), bool)
+        some = every = np.ones(tiles.shape, bool)
         if self.q is not None:
-            length = _over_tiles(self.q)
+            length = over_tiles(self.q)
             some, every = some & (tiles.q_first < length), every & (tiles.q_last < length)
         if self.kv is not None:
-            length = _over_tiles(self.kv)
+            length = over_tiles(self.kv)
             some, every = some & (tiles.kv_first < length), every & (tiles.kv_last < length)
         return TileStates(some, every)
 
+    def borders(self, tiles):
+        return [] if self.kv is None else [over_tiles(self.kv)]
+
     def __repr__(self):
-        return f"lengths(q={_show(self.q)}, kv={_show(self.kv)})"
+        return f"lengths(q={show_value(self.q)}, kv={show_value(self.kv)})"
 
 
-@pytree()
+@pytree(static=("lengths",))
 class Document(Mask):
     q_ids: Any  # int32 [1 or B, Sq]
     kv_ids: Any  # int32 [1 or B, Sk]
+    lengths: tuple[int, ...] | None = None  # what the ids were made from, if from that
 
     def __call__(self, b, h, q_idx, kv_idx):
-        q_ids, kv_ids = _id_at(self.q_ids, b, q_idx), _id_at(self.kv_ids, b, kv_idx)
-        return (q_ids == kv_ids) & (q_ids >= 0)
+        q_ids = documents.id_at(self.q_ids, b, q_idx)
+        return (q_ids == documents.id_at(self.kv_ids, b, kv_idx)) & (q_ids >= 0)
 
     def bind(self, batch, heads, q_len, kv_len):
         del heads
         for side, ids, length in (("q", self.q_ids, q_len), ("kv", self.kv_ids, kv_len)):
+            if self.lengths is not None and ids.shape[1] != length:
+                raise ValueError(
+                    f"document: its lengths sum to {ids.shape[1]}; here they must sum to "
+                    f"{'Sq' if side == 'q' else 'Sk'} = {length}."
+                )
             if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
                     f"document: {side} ids have shape {list(ids.shape)}; here they must be "
@@ -304,123 +353,20 @@ class Document(Mask):
     def classify(self, tiles):
         """By the range of ids in a tile: exact where documents are packed one after another."""
         q_low, q_high, q_single = (
-            x[:, None, :, None] for x in _id_range(self.q_ids, tiles.block_q)
+            x[:, None, :, None]
+            for x in documents.id_ranges(self.q_ids, tiles.grid.block_q, tiles.q_tiles.reshape(-1))
         )
+        b = np.arange(self.kv_ids.shape[0])[:, None, None, None]
         k_low, k_high, k_single = (
-            x[:, None, None, :] for x in _id_range(self.kv_ids, tiles.block_kv)
+            x[b, tiles.kv_tiles] for x in documents.id_ranges(self.kv_ids, tiles.grid.block_kv)
         )
         some = (q_low <= k_high) & (k_low <= q_high)
         return TileStates(some, some & q_single & k_single)
 
+    def borders(self, tiles):
+        return documents.borders(self.q_ids, self.kv_ids, tiles)
+
     def __repr__(self):
+        if self.lengths is not None:
+            return f"document(lengths={list(self.lengths)})"
         return f"document(ids {list(self.q_ids.shape)}, {list(self.kv_ids.shape)})"
-
-
-# What the constructors accept.
-
-
-# More tokens than any sequence has. Larger sizes and offsets mean the same as this, and sums of
-# three of them stay within int32.
-MANY = 2**29
-
-
-def _size(value, name: str, least: int | None = None) -> int:
-    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    if not is_int or (least is not None and value < least):
-        allowed = "an int" if least is None else f"an int of at least {least}"
-        raise ValueError(f"{name}: got {value!r}; it must be {allowed}.")
-    return max(-MANY, min(int(value), MANY))
-
-
-def _integers(value, name: str, ndim: int):
-    """An int as it is; an integer array of at most ``ndim`` dimensions."""
-    if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
-        return int(value)
-    if not isinstance(value, (jax.Array, np.ndarray)):
-        value = np.asarray(value)
-    if value.size == 0:
-        raise ValueError(f"{name}: got an empty array; it must hold at least one number.")
-    if not jnp.issubdtype(value.dtype, jnp.integer) or value.ndim > ndim:
-        shapes = "a scalar or [B]" if ndim == 1 else "[S] or [B, S]"
-        raise ValueError(
-            f"{name}: got {value.dtype}{list(value.shape)}; it must be integers of shape {shapes}."
-        )
-    return value
-
-
-def _offset(offset, name: str):
-    return None if offset is None else _per_batch(offset, f"{name}: offset")
-
-
-def _per_batch(value, name: str):
-    """Positions or lengths; beyond `MANY` they are as good as `MANY`."""
-    value = _integers(value, name, 1)
-    if isinstance(value, int):
-        return max(-MANY, min(value, MANY))
-    return value.clip(-MANY, MANY).astype(np.int32)
-
-
-def _ids(ids):
-    ids = _integers(ids, "document: ids", 2)
-    if isinstance(ids, int) or ids.ndim == 0:
-        raise ValueError("document: ids are one number; give one id per token, [S] or [B, S].")
-    known, limits = as_known(ids), np.iinfo(np.int32)
-    if isinstance(known, np.ndarray) and (known.min() < limits.min or known.max() > limits.max):
-        raise ValueError(
-            f"document: ids run from {known.min()} to {known.max()}; they must fit int32. "
-            "Number the documents from 0."
-        )
-    return ids.astype(np.int32).reshape((1, -1) if ids.ndim == 1 else ids.shape)
-
-
-# A value that is an int, a scalar array, or [B].
-
-
-def _length(value) -> int:
-    """B for ``[B]``, else 1."""
-    shape = np.shape(value) if value is not None else ()
-    return shape[0] if shape else 1
-
-
-def _check_batch(value, batch: int, name: str):
-    if _length(value) not in (1, batch):
-        raise ValueError(
-            f"{name} has {_length(value)} entries; it must be one number or one for each of the "
-            f"{batch} batch entries."
-        )
-
-
-def _at(value, b):
-    """The value for batch entry b."""
-    if not np.shape(value):
-        return value
-    return jnp.asarray(value)[b if _length(value) > 1 else 0]
-
-
-def _over_tiles(value):
-    """The value as ``[1 or B, 1, 1, 1]``, NumPy where known."""
-    value = as_known(value)
-    return value.reshape(-1, 1, 1, 1).astype(np.int32)
-
-
-def _show(value) -> str:
-    return str(value) if value is None or isinstance(value, int) else f"array{list(value.shape)}"
-
-
-def _id_at(ids, b, index):
-    return jnp.asarray(ids)[b if ids.shape[0] > 1 else 0, index]
-
-
-def _id_range(ids, block: int):
-    """Per tile the least and greatest visible id, and whether it holds just one id, unpadded.
-
-    ``[1 or B, n]`` each. A tile without a visible id has least > greatest.
-    """
-    ids = as_known(ids)
-    xp = np if isinstance(ids, np.ndarray) else jnp
-    # A ragged last tile repeats the last id: that changes neither range nor padding.
-    tiles = xp.pad(ids, ((0, 0), (0, -ids.shape[1] % block)), mode="edge")
-    tiles = tiles.reshape(ids.shape[0], -1, block)
-    least, high = tiles.min(-1), tiles.max(-1)
-    low = xp.where(tiles < 0, np.iinfo(np.int32).max, tiles).min(-1)
-    return low, high, (least >= 0) & (low == high)

@@ -1,9 +1,10 @@
 """What a mask is: an elementwise predicate that also knows which tiles it leaves empty or whole.
 
-A mask answers three questions:
+A mask answers four questions:
 
 * ``mask(b, h, q_idx, kv_idx)``: may this query see this key? Elementwise over broadcast indices.
 * ``mask.classify(tiles)``: which tiles hold *some* visible pair, and which hold *every* pair?
+* ``mask.borders(tiles)``: at which keys may a tile's state differ from that of the tile before?
 * ``mask.varies()``: do the answers depend on the batch entry, or on the query head?
 
 Classification is three-valued (Kleene) logic and errs on one side only: ``some=False`` means surely
@@ -22,14 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from smalti.eagerly import eagerly
-from smalti.masks.tiles import TileGrid, TileIndex, as_known, reduce_tiles
+from smalti.masks.tiles import TileGrid, TileIndex, Tiles, as_known, reduce_tiles
 from smalti.masks.traced_mod import TracedMod, trace_mod
 
 MaskModFunction = Callable[[Any, Any, Any, Any], Any]
 
 
 class TileStates(NamedTuple):
-    """Per tile, ``[B or 1, H or 1, nq, nk]`` booleans; NumPy where known at trace time."""
+    """Per tile, ``[B or 1, H or 1, rows, tiles]`` booleans; NumPy where known at trace time."""
 
     some: Any  # False: no visible pair (surely empty)
     every: Any  # True: every pair visible (surely whole)
@@ -53,11 +54,21 @@ class Mask:
         del batch, heads, q_len, kv_len
         return self
 
-    def classify(self, tiles: TileGrid) -> TileStates:
-        """Which tiles of the grid are surely empty and surely whole. The mask must be bound."""
+    def classify(self, tiles: Tiles) -> TileStates:
+        """Which tiles are surely empty and surely whole. The mask must be bound."""
         raise NotImplementedError(
             f"{type(self).__name__} cannot be classified; bind it to the sizes of a call first."
         )
+
+    def borders(self, tiles: Tiles) -> list | None:
+        """Keys, in tokens, at which a row of tiles may change its state: int32 arrays
+        ``[1 or B, 1 or H, 1 or rows, n]``. A key too many does no harm, and may lie outside.
+
+        Tiles are then classified beside them only. None: any tile may differ from its neighbour;
+        ``classify`` is asked about whole rows, with all of their tiles in order.
+        """
+        del tiles
+        return None
 
     def varies(self) -> tuple[bool, bool]:
         """Whether the mask depends on (batch entry, query head)."""
@@ -131,6 +142,9 @@ class And(Mask):
         left, right = self.left.classify(tiles), self.right.classify(tiles)
         return TileStates(left.some & right.some, left.every & right.every)
 
+    def borders(self, tiles):
+        return _borders_of_both(self.left, self.right, tiles)
+
     def varies(self):
         return _either(self.left.varies(), self.right.varies())
 
@@ -159,6 +173,9 @@ class Or(Mask):
         left, right = self.left.classify(tiles), self.right.classify(tiles)
         return TileStates(left.some | right.some, left.every | right.every)
 
+    def borders(self, tiles):
+        return _borders_of_both(self.left, self.right, tiles)
+
     def varies(self):
         return _either(self.left.varies(), self.right.varies())
 
@@ -184,6 +201,9 @@ class Not(Mask):
     def classify(self, tiles):
         inner = self.inner.classify(tiles)
         return TileStates(~inner.every, ~inner.some)
+
+    def borders(self, tiles):
+        return self.inner.borders(tiles)
 
     def varies(self):
         return self.inner.varies()
@@ -236,29 +256,48 @@ class BoundMaskMod(Mask):
         return self.mod.over_tile(b, h, index.q_idx, index.kv_idx)
 
     def classify(self, tiles):
-        if self.mod.is_known:
-            return TileStates(*eagerly(jax.jit(self._evaluate, static_argnums=0), tiles))
-        return TileStates(*self._evaluate(tiles))
-
-    def _evaluate(self, tiles: TileGrid):
-        """`some` and `every` by looking at each element, one row of tiles at a time."""
-        b = jnp.arange(tiles.batch if self.mod.depends[0] else 1, dtype=jnp.int32)
-        h = jnp.arange(tiles.heads if self.mod.depends[1] else 1, dtype=jnp.int32)
-        kv_idx = jnp.arange(tiles.kv_len, dtype=jnp.int32)
-
-        def row(q_tile: Any):
-            q_idx = q_tile * tiles.block_q + jnp.arange(tiles.block_q, dtype=jnp.int32)
-            visible = self.mod.over_tile(b, h, q_idx, kv_idx)
-            real = (q_idx < tiles.q_len)[None, None, :, None]
-            some = reduce_tiles(visible & real, tiles.block_q, tiles.block_kv, every=False)
-            every = reduce_tiles(visible | ~real, tiles.block_q, tiles.block_kv, every=True)
-            return some[:, :, 0], every[:, :, 0]
-
-        some, every = jax.lax.map(row, jnp.arange(tiles.num_q, dtype=jnp.int32))
-        return jnp.moveaxis(some, 0, 2), jnp.moveaxis(every, 0, 2)
+        rows = tiles.q_tiles.reshape(-1)
+        if not self.mod.is_known:
+            return TileStates(*_look(self.mod, rows, tiles.grid))
+        return TileStates(*eagerly(_look_jitted, self.mod, rows, tiles.grid))
 
     def __repr__(self):
         return "mask_mod(a function)"
+
+
+PAIRS_TOGETHER = 1 << 22  # that are evaluated at once: bytes, if the compiler keeps them at all
+
+
+def _look(mod: TracedMod, q_tiles: Any, grid: TileGrid):
+    """`some` and `every` of rows of tiles by evaluating each pair, a few tiles at a time."""
+    b = jnp.arange(grid.batch if mod.depends[0] else 1, dtype=jnp.int32)
+    h = jnp.arange(grid.heads if mod.depends[1] else 1, dtype=jnp.int32)
+    pairs = b.size * h.size * grid.block_q * grid.block_kv
+    n = min(max(PAIRS_TOGETHER // pairs, 1), grid.num_kv)
+    steps = -(-grid.num_kv // n)
+
+    def part(place):
+        q_tile, first = place
+        # Past the end the last token is repeated, which changes neither answer.
+        q_idx = q_tile * grid.block_q + jnp.arange(grid.block_q, dtype=jnp.int32)
+        kv_idx = first * n * grid.block_kv + jnp.arange(n * grid.block_kv, dtype=jnp.int32)
+        q_idx, kv_idx = jnp.minimum(q_idx, grid.q_len - 1), jnp.minimum(kv_idx, grid.kv_len - 1)
+        visible = mod.over_tile(b, h, q_idx, kv_idx)
+        visible = visible.reshape(*visible.shape[:3], n, grid.block_kv)
+        return visible.any((2, 4)), visible.all((2, 4))  # [B or 1, H or 1, n]
+
+    places = jnp.meshgrid(jnp.asarray(q_tiles), jnp.arange(steps, dtype=jnp.int32), indexing="ij")
+    found = jax.lax.map(part, tuple(x.reshape(-1) for x in places))
+    shape = (len(q_tiles), steps, b.size, h.size, n)
+    return tuple(
+        jnp.transpose(x.reshape(shape), (2, 3, 0, 1, 4)).reshape(
+            b.size, h.size, len(q_tiles), steps * n
+        )[..., : grid.num_kv]
+        for x in found
+    )
+
+
+_look_jitted = jax.jit(_look, static_argnames="grid")
 
 
 @pytree()
@@ -299,11 +338,15 @@ class ArrayMask(Mask):
         return jnp.broadcast_to(sliced, (*sliced.shape[:2], index.block_q, index.num_kv))
 
     def classify(self, tiles):
-        array = as_known(self.array)
-        xp = np if isinstance(array, np.ndarray) else jnp
-        array = xp.broadcast_to(array, (*array.shape[:2], tiles.q_len, tiles.kv_len))
-        some = reduce_tiles(array, tiles.block_q, tiles.block_kv, every=False)
-        every = reduce_tiles(array, tiles.block_q, tiles.block_kv, every=True)
+        grid, array = tiles.grid, as_known(self.array)
+        xp: Any = np if isinstance(array, np.ndarray) else jnp
+        rows = tiles.q_tiles.reshape(-1, 1) * grid.block_q + np.arange(grid.block_q, dtype=np.int32)
+        # The last token again, where a ragged tile has none: that changes neither answer.
+        rows = np.minimum(rows, grid.q_len - 1).reshape(-1)
+        array = array if array.shape[2] == 1 else array[:, :, rows]
+        array = xp.broadcast_to(array, (*array.shape[:2], rows.size, grid.kv_len))
+        some = reduce_tiles(array, grid.block_q, grid.block_kv, every=False)
+        every = reduce_tiles(array, grid.block_q, grid.block_kv, every=True)
         return TileStates(some, every)
 
     def __repr__(self):
@@ -346,3 +389,8 @@ def as_mask(mask) -> Mask:
 
 def _either(left: tuple[bool, bool], right: tuple[bool, bool]) -> tuple[bool, bool]:
     return left[0] or right[0], left[1] or right[1]
+
+
+def _borders_of_both(left: Mask, right: Mask, tiles: Tiles) -> list | None:
+    first, second = left.borders(tiles), right.borders(tiles)
+    return None if first is None or second is None else [*first, *second]

@@ -9,13 +9,16 @@ import inspect
 from smalti.masks import catalogue
 from smalti.masks.mask_mod import Mask
 
-# Masks of plain numbers; the others take arrays, which a text cannot hold.
-NAMES = ("full", "causal", "sliding_window", "local", "streaming", "prefix_lm", "lengths")
+CATALOGUE = (
+    *(catalogue.full, catalogue.causal, catalogue.sliding_window, catalogue.local),
+    *(catalogue.streaming, catalogue.prefix_lm, catalogue.document, catalogue.lengths),
+)
+NAMES = tuple(make.__name__ for make in CATALOGUE)
 
 
 def parse(text: str) -> Mask:
     """The mask that ``text`` describes: catalogue names called with ints, joined by ``&``, ``|``
-    and ``~``, as in Python.
+    and ``~``, as in Python. Documents are given by their lengths: ``document(lengths=[100, 28])``.
 
     Raises ValueError, with the nearest name, for anything else; nothing is evaluated.
 
@@ -42,8 +45,10 @@ def _build(node: ast.expr, text: str) -> Mask:
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
         return ~_build(node.operand, text)
     if isinstance(node, ast.Name):  # `causal` for `causal()`
-        return _call(node.id, [], {}, text)
+        return _build(ast.Call(node, [], []), text)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        if node.func.id == "document":
+            return _document(node, text)
         args = [_number(arg, text) for arg in node.args]
         kwargs = {str(kw.arg): _number(kw.value, text) for kw in node.keywords}
         return _call(node.func.id, args, kwargs, text)
@@ -57,8 +62,6 @@ def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
     if name not in NAMES:
         near = difflib.get_close_matches(name, NAMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(NAMES)}."
-        if name == "document":
-            hint = "it needs an array of ids, which a text cannot hold; pass segment_ids instead."
         raise ValueError(f"mask {text!r}: no mask {name!r} here; {hint}")
     make = getattr(catalogue, name)
     signature = inspect.signature(make)
@@ -75,6 +78,18 @@ def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
         return make(*args, **kwargs)
     except (TypeError, ValueError) as error:
         raise ValueError(f"mask {text!r}: {error}") from error
+
+
+def _document(node: ast.Call, text: str) -> Mask:
+    """The one mask of a list: ids, one a token, are too many for a text."""
+    words = {kw.arg: kw.value for kw in node.keywords}
+    lengths = words.get("lengths")
+    if node.args or len(words) != 1 or not isinstance(lengths, (ast.List, ast.Tuple)):
+        raise ValueError(
+            f"mask {text!r}: write document(lengths=[100, 28]): how many tokens each document has, "
+            "packed one after another."
+        )
+    return _call("document", [], {"lengths": [_number(n, text) for n in lengths.elts]}, text)
 
 
 def _number(node: ast.expr, text: str) -> int:

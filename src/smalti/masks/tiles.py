@@ -1,4 +1,4 @@
-"""Tiles of the score matrix: the grid that masks classify, and where one step of a kernel is."""
+"""Tiles of the score matrix: those that masks classify, and where one step of a kernel stands."""
 
 from __future__ import annotations
 
@@ -10,8 +10,40 @@ import numpy as np
 from jax import core, lax
 
 
+class Tiles:
+    """Tiles that a mask classifies: a whole `TileGrid`, or `SomeTiles` of it.
+
+    ``q_tiles`` and ``kv_tiles`` broadcast to the shape of the answer, ``[B or 1, H or 1, rows,
+    tiles]``; so do the first and last token of each tile, inclusive, cut at the lengths.
+    """
+
+    grid: TileGrid
+    q_tiles: np.ndarray  # int32 [1, 1, rows, 1]
+    kv_tiles: Any  # int32 [1 or B, 1 or H, 1 or rows, tiles]; may be traced
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(self.q_tiles.shape, self.kv_tiles.shape)
+
+    @property
+    def q_first(self):
+        return self.q_tiles * self.grid.block_q
+
+    @property
+    def q_last(self):
+        return _minimum(self.q_first + self.grid.block_q, self.grid.q_len) - 1
+
+    @property
+    def kv_first(self):
+        return self.kv_tiles * self.grid.block_kv
+
+    @property
+    def kv_last(self):
+        return _minimum(self.kv_first + self.grid.block_kv, self.grid.kv_len) - 1
+
+
 @dataclasses.dataclass(frozen=True)
-class TileGrid:
+class TileGrid(Tiles):
     """The ``[Sq, Sk]`` score matrix of each (batch entry, query head), cut into tiles.
 
     The last tile of either axis may be ragged; indices past the end do not exist.
@@ -33,20 +65,29 @@ class TileGrid:
         return -(-self.kv_len // self.block_kv)
 
     @property
-    def q_first(self) -> np.ndarray:  # int32 [1, 1, nq, 1]
-        return (np.arange(self.num_q, dtype=np.int32) * self.block_q)[None, None, :, None]
+    def grid(self) -> TileGrid:
+        return self
 
     @property
-    def q_last(self) -> np.ndarray:  # int32 [1, 1, nq, 1], inclusive
-        return np.minimum(self.q_first + self.block_q, self.q_len).astype(np.int32) - 1
+    def q_tiles(self) -> np.ndarray:
+        return np.arange(self.num_q, dtype=np.int32)[None, None, :, None]
 
     @property
-    def kv_first(self) -> np.ndarray:  # int32 [1, 1, 1, nk]
-        return (np.arange(self.num_kv, dtype=np.int32) * self.block_kv)[None, None, None, :]
+    def kv_tiles(self) -> np.ndarray:
+        return np.arange(self.num_kv, dtype=np.int32)[None, None, None, :]
 
-    @property
-    def kv_last(self) -> np.ndarray:  # int32 [1, 1, 1, nk], inclusive
-        return np.minimum(self.kv_first + self.block_kv, self.kv_len).astype(np.int32) - 1
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SomeTiles(Tiles):
+    """Some rows of a grid, and in each of them some tiles, or all."""
+
+    grid: TileGrid
+    q_tiles: np.ndarray
+    kv_tiles: Any
+
+
+def _minimum(array: Any, most: int):
+    return np.minimum(array, most) if isinstance(array, np.ndarray) else jnp.minimum(array, most)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -69,14 +69,7 @@ def plan(
     def states_at(block_q: int, block_kv: int) -> tuple[TileGrid, TileStates]:
         grid = TileGrid(batch, heads, q_len, kv_len, min(block_q, q_len), min(block_kv, kv_len))
         if isinstance(mask, BlockMask):
-            asked = grid
-            grid, states = _at_grid(mask, asked)
-            if block_sizes is not None and grid != asked:
-                raise ValueError(
-                    f"block_sizes: got {block_sizes} with {mask!r}; block_q must be a multiple of "
-                    "its block_q, and block_kv a multiple or a divisor of its block_kv. Leave "
-                    "block_sizes out, or build the BlockMask with such tiles."
-                )
+            grid, states = _at_grid(mask, grid)
         else:
             states = mask.classify(grid)
         xp = np if isinstance(states.some, np.ndarray) else jnp
