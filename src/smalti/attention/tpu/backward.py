@@ -29,7 +29,7 @@ from smalti.attention.tpu.scores import (
     modified_with_gradient,
     zero_hidden,
 )
-from smalti.attention.tpu.tiles import Part, Walk
+from smalti.attention.tpu.tiles import Part, Walk, strips
 from smalti.attention.tpu.vmem import MAKES, Launch
 from smalti.tpu.lanes import LANES
 
@@ -52,7 +52,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     # lse, delta: [1, major_q] float32, lse in base 2.
     # dq, dk, dv: like q, k, v, or not made; their sums float32, [dims, tokens], with streamed tiles
     # transposed.
-    # scores, dweights: [2, block_kv, block_q] float32
+    # scores, dweights: [2, block_kv or more, block_q] float32
     heads, walk, blocks = grid.heads, grid.walk, grid.walk.blocks
     tokens = heads.token_axis
     assert q_ref.shape == heads.block(blocks.major_q, heads.D), q_ref.shape
@@ -60,11 +60,11 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     assert v_ref.shape == heads.block(blocks.major_kv, heads.Dv), v_ref.shape
     assert dout_ref.shape == heads.block(blocks.major_q, heads.Dv), dout_ref.shape
     assert refs.lse.shape == refs.delta.shape == (1, blocks.major_q), refs.lse.shape
-    assert refs.scores.shape == refs.dweights.shape == (2, blocks.block_kv, blocks.block_q)
+    assert refs.scores.shape == refs.dweights.shape == (2, *walk.tile_shape)
     makes_dq, makes_dkv = refs.dq is not None, refs.dk is not None
     at = grid.ids()
 
-    if makes_dq:
+    if makes_dq and not walk.alone:
 
         @pl.when(grid.is_first(at, "j"))
         def _():
@@ -87,24 +87,44 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
 
     def use(t, slot, parts):
         place = place_of(t, refs.tiles, at, grid)
-        for part in parts:
-            queries, keys = place.queries(part), place.keys(part)
+        for strip in strips(parts):
+            queries = place.queries(strip[0])
             q, dout = take(q_ref, queries, heads), take(dout_ref, queries, heads)
-            found = score_gradients(slot, part, place, rules, refs)
-            weights, dscores = found.weights.astype(q.dtype), found.products.astype(q.dtype)
-            if makes_dkv:
-                _add(refs.dv_acc, keys, weights, 1, dout, rules, grid)  # dV += Pᵀ dO
-                _add(refs.dk_acc, keys, dscores, 1, q, rules, grid)  # dK += dSᵀ Q
-            if makes_dq:
-                k = keep_seen(take(k_ref, keys, heads), found.seen, tokens)
-                _add(refs.dq_acc, queries, dscores, 0, k, rules, grid)  # dQ += dS K
-            for n, ref in dmod.items():
-                add_gradient(rules.score_mod.operands[n], ref, found.operands[n], part, place)
+            dq = []
+            for part in strip:
+                keys = place.keys(part)
+                found = score_gradients(slot, part, place, rules, refs)
+                weights, dscores = found.weights.astype(q.dtype), found.products.astype(q.dtype)
+                if makes_dkv:
+                    add(refs.dv_acc, keys, product(weights, 1, dout))  # dV += Pᵀ dO
+                    add(refs.dk_acc, keys, product(dscores, 1, q))  # dK += dSᵀ Q
+                if makes_dq:
+                    k = keep_seen(take(k_ref, keys, heads), found.seen, tokens)
+                    dq.append(product(dscores, 0, k))  # dQ += dS K
+                for n, ref in dmod.items():
+                    operand = rules.score_mod.operands[n]
+                    add_gradient(operand, ref, found.operands[n], part, place)
+            if makes_dq and walk.alone:
+                put(refs.dq, queries, sum(dq) * rules.scale, heads, by_row=blocks.streamed)
+            elif makes_dq:
+                add(refs.dq_acc, queries, sum(dq))
+
+    def product(tile, contracted: int, array):
+        """Of a score tile ``[keys, queries]`` and an array, over one of the tile's axes."""
+        if blocks.streamed:
+            return rules.product(tile, array, contracted, tokens)
+        return rules.product(array, tile, tokens, contracted)
+
+    def add(sum_ref, rows, more) -> None:
+        if blocks.streamed:
+            sum_ref[rows, :] += more
+        else:
+            sum_ref[:, rows] += more
 
     fill = functools.partial(fill_products, at=at, rules=rules, refs=refs, grid=grid)
     pipeline.run(walk, refs.tiles, at, fill, use)
 
-    if makes_dq:
+    if makes_dq and not walk.alone:
 
         @pl.when(grid.is_last(at, "j"))
         def _():
@@ -123,16 +143,6 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
             pipeline.in_chunks(blocks.major_kv, finish)
 
 
-def _add(sum_ref, rows, tile, contracted: int, array, rules: Rules, grid: Grid) -> None:
-    """Add the product of a score tile ``[keys, queries]`` with an array over one of its axes, to
-    ``rows`` of a sum."""
-    tokens = grid.heads.token_axis
-    if grid.walk.blocks.streamed:
-        sum_ref[rows, :] += rules.product(tile, array, contracted, tokens)
-    else:
-        sum_ref[:, rows] += rules.product(array, tile, tokens, contracted)
-
-
 def _finish(ref, sum_ref, rows, factor: float, grid: Grid) -> None:
     streamed = grid.walk.blocks.streamed
     total = sum_ref[rows, :] if streamed else sum_ref[:, rows]
@@ -147,8 +157,8 @@ def fill_products(t, slot: int, parts, *, at, rules: Rules, refs: Refs, grid: Gr
         q, dout = (take(x, place.queries(part), heads) for x in (refs.q, refs.dout))
         k, v = (take(x, place.keys(part), heads) for x in (refs.k, refs.v))
         products = rules.product(k, q, dims, dims)  # [keys, queries]
-        refs.scores[slot, part.keys, part.queries] = rules.scaled(products)
-        refs.dweights[slot, part.keys, part.queries] = rules.product(v, dout, dims, dims)
+        refs.scores[slot, part.rows, part.queries] = rules.scaled(products)
+        refs.dweights[slot, part.rows, part.queries] = rules.product(v, dout, dims, dims)
 
 
 class ScoreGradients(NamedTuple):
@@ -162,13 +172,13 @@ class ScoreGradients(NamedTuple):
 
 
 def score_gradients(slot: int, part: Part, place: Place, rules: Rules, refs: Refs):
-    scaled = refs.scores[slot, part.keys, part.queries]
+    scaled = refs.scores[slot, part.rows, part.queries]
     scaled, pull = modified_with_gradient(scaled, part, place, rules, refs)
     scores, slope = rules.capped(scaled)
     scores, seen = hide(scores, part, place, rules, refs)
     queries = place.queries(part)
     weights = jnp.exp2(scores - refs.lse[:, queries])
-    final = weights * (refs.dweights[slot, part.keys, part.queries] - refs.delta[:, queries])
+    final = weights * (refs.dweights[slot, part.rows, part.queries] - refs.delta[:, queries])
     final = zero_hidden(final, scores, part)
     products = final if slope is None else zero_hidden(final * slope, scores, part)
     products, operands = pull(products)
@@ -228,7 +238,7 @@ def _launch(
     else:
         grid = Grid(heads, walk, order=("b", "hkv", "j", "g", "i"), sums=("g", "i"))
     inputs = inputs_of(grid, rules, q, k, v, dout, lse, delta, bias, mods)
-    tile = pltpu.VMEM((2, blocks.block_kv, blocks.block_q), jnp.float32)
+    tile = pltpu.VMEM((2, *walk.tile_shape), jnp.float32)
     outputs, scratch = [], {"scores": tile, "dweights": tile}
     for name, like, block, length in (
         ("dq", q, grid.by_query, blocks.major_q),
@@ -238,6 +248,8 @@ def _launch(
         if name in makes:
             dim = heads.Dv if name == "dv" else heads.D
             outputs.append(block(name, jax.ShapeDtypeStruct(like.shape, like.dtype), dim))
+            if name == "dq" and walk.alone:
+                continue
             sums = (length, dim) if blocks.streamed else (dim, length)
             scratch[f"{name}_acc"] = pltpu.VMEM(sums, jnp.float32)
     for n in made_of_mod(rules, launch):

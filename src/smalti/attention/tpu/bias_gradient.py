@@ -64,7 +64,7 @@ def bias_gradient(
     own |= {"i": shape[2] > 1, "j": shape[3] > 1}
     order = tuple(sorted(own, key=lambda axis: not own[axis]))
     grid = Grid(heads, walk, order, sums=order[sum(own.values()) :])
-    tile = pltpu.VMEM((2, walk.blocks.block_kv, walk.blocks.block_q), jnp.float32)
+    tile = pltpu.VMEM((2, *walk.tile_shape), jnp.float32)
     (dbias,) = grid.call(
         kernel,
         inputs_of(grid, rules, q, k, v, dout, lse, delta, bias, mods),

@@ -12,8 +12,8 @@ from typing import Literal
 
 from smalti import block_table
 from smalti.attention.block_sizes import BlockSizes
-from smalti.attention.tpu.layout import Heads
 from smalti.attention.tpu.known import Cells, plan_known
+from smalti.attention.tpu.layout import Heads
 from smalti.attention.tpu.mods import KernelMod
 from smalti.attention.tpu.pipeline import written_out
 from smalti.attention.tpu.tiles import Band, Blocks

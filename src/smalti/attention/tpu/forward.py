@@ -19,7 +19,7 @@ from smalti.attention.tpu.scores import (
     keep_seen,
     modified,
 )
-from smalti.attention.tpu.tiles import Walk
+from smalti.attention.tpu.tiles import Walk, strips
 
 
 def kernel(refs: Refs, *, rules: Rules, grid: Grid):
@@ -31,22 +31,25 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     lse_ref = refs.lse  # [1, major_q] float32, in base 2
     m_ref, l_ref = refs.m, refs.l  # [1, major_q] float32, m in base 2
     acc_ref = refs.acc  # [Dv, major_q] float32, with streamed tiles [major_q, Dv]
-    scores_ref = refs.scores  # [2, block_kv, block_q] float32
+    scores_ref = refs.scores  # [2, block_kv or more, block_q] float32
     heads, walk, blocks = grid.heads, grid.walk, grid.walk.blocks
     tokens, dims = heads.token_axis, 1 - heads.token_axis
     assert q_ref.shape == heads.block(blocks.major_q, heads.D), q_ref.shape
     assert k_ref.shape == heads.block(blocks.major_kv, heads.D), k_ref.shape
     assert v_ref.shape == heads.block(blocks.major_kv, heads.Dv), v_ref.shape
     assert out_ref.shape == heads.block(blocks.major_q, heads.Dv), out_ref.shape
-    assert lse_ref.shape == m_ref.shape == l_ref.shape == (1, blocks.major_q), lse_ref.shape
-    assert scores_ref.shape == (2, blocks.block_kv, blocks.block_q), scores_ref.shape
+    assert lse_ref.shape == (1, blocks.major_q), lse_ref.shape
+    assert scores_ref.shape == (2, *walk.tile_shape), scores_ref.shape
     at = grid.ids()
 
-    @pl.when(grid.is_first(at, "j"))
-    def _():
-        m_ref[...] = jnp.full(m_ref.shape, EMPTY_MAX, jnp.float32)
-        l_ref[...] = jnp.zeros(l_ref.shape, jnp.float32)
-        acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
+    # What every query of the walk is met once with needs no sums over tiles.
+    if not walk.alone:
+
+        @pl.when(grid.is_first(at, "j"))
+        def _():
+            m_ref[...] = jnp.full(m_ref.shape, EMPTY_MAX, jnp.float32)
+            l_ref[...] = jnp.zeros(l_ref.shape, jnp.float32)
+            acc_ref[...] = jnp.zeros(acc_ref.shape, jnp.float32)
 
     def fill(t, slot, parts):
         place = place_of(t, refs.tiles, at, grid)
@@ -54,54 +57,69 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
             q = take(q_ref, place.queries(part), heads)
             k = take(k_ref, place.keys(part), heads)
             products = rules.product(k, q, dims, dims)  # [keys, queries]; line 8, S
-            scores_ref[slot, part.keys, part.queries] = rules.scaled(products)
+            scores_ref[slot, part.rows, part.queries] = rules.scaled(products)
 
     def use(t, slot, parts):
         place = place_of(t, refs.tiles, at, grid)
-        for part in parts:
-            scores = scores_ref[slot, part.keys, part.queries]
-            scores, _ = rules.capped(modified(scores, part, place, rules, refs))
-            scores, seen = hide(scores, part, place, rules, refs)
+        for strip in strips(parts):
+            queries = place.queries(strip[0])
+            found = []
+            for part in strip:
+                scores = scores_ref[slot, part.rows, part.queries]
+                scores, _ = rules.capped(modified(scores, part, place, rules, refs))
+                found.append(hide(scores, part, place, rules, refs))
             # Lines 9 and 10: m, P, l and O, which the decay rescales to the new m.
-            queries = place.queries(part)
-            m_before = m_ref[:, queries]
-            m = jnp.maximum(m_before, scores.max(0, keepdims=True))
+            m_before = EMPTY_MAX if walk.alone else m_ref[:, queries]
+            m = m_before
+            for scores, _ in found:
+                m = jnp.maximum(m, scores.max(0, keepdims=True))
+            l, acc = 0.0, 0.0  # noqa: E741
+            for part, (scores, seen) in zip(strip, found, strict=True):
+                weights = jnp.exp2(scores - m)
+                l += weights.sum(0, keepdims=True)  # noqa: E741
+                v = keep_seen(take(v_ref, place.keys(part), heads), seen, tokens)
+                weights = weights.astype(v.dtype)
+                if blocks.streamed:
+                    acc += rules.product(weights, v, 0, tokens)  # [queries, Dv]
+                else:
+                    acc += rules.product(v, weights, tokens, 0)  # [Dv, queries]
+            if walk.alone:
+                finish(queries, m, l, acc)
+                continue
             decay = jnp.exp2(m_before - m)
-            weights = jnp.exp2(scores - m)
             m_ref[:, queries] = m
-            l_ref[:, queries] = decay * l_ref[:, queries] + weights.sum(0, keepdims=True)
-            v = keep_seen(take(v_ref, place.keys(part), heads), seen, tokens)
-            weights = weights.astype(v.dtype)
+            l_ref[:, queries] = decay * l_ref[:, queries] + l
             if blocks.streamed:
-                acc = acc_ref[queries, :] * to_column(decay)
-                acc_ref[queries, :] = acc + rules.product(weights, v, 0, tokens)  # [queries, Dv]
+                acc_ref[queries, :] = acc_ref[queries, :] * to_column(decay) + acc
             else:
-                acc = acc_ref[:, queries] * decay
-                acc_ref[:, queries] = acc + rules.product(v, weights, tokens, 0)  # [Dv, queries]
+                acc_ref[:, queries] = acc_ref[:, queries] * decay + acc
+
+    def finish(rows, m, l, acc):  # noqa: E741
+        # Lines 12 and 13.
+        empty = m == EMPTY_MAX
+        l = jnp.where(empty, 1.0, l)  # noqa: E741
+        decay = 1.0
+        if refs.sinks is not None:  # a key with a score and no value
+            sink = refs.sinks[0, grid.q_head(at)] * LOG2_E
+            top = jnp.maximum(m, sink)
+            decay = jnp.exp2(m - top)
+            l, m = l * decay + jnp.exp2(sink - top), top  # noqa: E741
+        lse_ref[:, rows] = jnp.where(empty, -jnp.inf, m + jnp.log2(l))
+        factor = jnp.where(empty, 0.0, decay / l)
+        out = acc * (to_column(factor) if blocks.streamed else factor)
+        put(out_ref, rows, out, heads, by_row=blocks.streamed)
 
     pipeline.run(walk, refs.tiles, at, fill, use)
 
-    @pl.when(grid.is_last(at, "j"))
-    def _():
-        def finish(rows):  # lines 12 and 13
-            m, l = m_ref[:, rows], l_ref[:, rows]  # noqa: E741
-            empty = m == EMPTY_MAX
-            l = jnp.where(empty, 1.0, l)  # noqa: E741
-            decay = 1.0
-            if refs.sinks is not None:  # a key with a score and no value
-                sink = refs.sinks[0, grid.q_head(at)] * LOG2_E
-                top = jnp.maximum(m, sink)
-                decay = jnp.exp2(m - top)
-                l, m = l * decay + jnp.exp2(sink - top), top  # noqa: E741
-            lse_ref[:, rows] = jnp.where(empty, -jnp.inf, m + jnp.log2(l))
-            factor = jnp.where(empty, 0.0, decay / l)
-            if blocks.streamed:
-                out = acc_ref[rows, :] * to_column(factor)
-            else:
-                out = acc_ref[:, rows] * factor
-            put(out_ref, rows, out, heads, by_row=blocks.streamed)
+    if not walk.alone:
 
-        pipeline.in_chunks(blocks.major_q, finish)
+        @pl.when(grid.is_last(at, "j"))
+        def _():
+            def finish_rows(rows):
+                acc = acc_ref[rows, :] if blocks.streamed else acc_ref[:, rows]
+                finish(rows, m_ref[:, rows], l_ref[:, rows], acc)
+
+            pipeline.in_chunks(blocks.major_q, finish_rows)
 
 
 def forward(
@@ -142,19 +160,16 @@ def forward(
         inputs.append(grid.scalars("sinks", sinks[None]))
     out = jax.ShapeDtypeStruct(heads.shape(heads.Hq, walk.q_padded, heads.Dv), q.dtype)
     lse = jax.ShapeDtypeStruct((heads.B, heads.Hq, 1, walk.q_padded), jnp.float32)
+    sums = {}
+    if not walk.alone:
+        acc = (blocks.major_q, heads.Dv) if blocks.streamed else (heads.Dv, blocks.major_q)
+        shapes = {"m": (1, blocks.major_q), "l": (1, blocks.major_q), "acc": acc}
+        sums = {name: pltpu.VMEM(shape, jnp.float32) for name, shape in shapes.items()}
     out, lse = grid.call(
         kernel,
         inputs,
         [grid.by_query("out", out, heads.Dv), grid.row("lse", lse)],
-        {
-            "m": pltpu.VMEM((1, blocks.major_q), jnp.float32),
-            "l": pltpu.VMEM((1, blocks.major_q), jnp.float32),
-            "acc": pltpu.VMEM(
-                (blocks.major_q, heads.Dv) if blocks.streamed else (heads.Dv, blocks.major_q),
-                jnp.float32,
-            ),
-            "scores": pltpu.VMEM((2, blocks.block_kv, blocks.block_q), jnp.float32),
-        },
+        {**sums, "scores": pltpu.VMEM((2, *walk.tile_shape), jnp.float32)},
         rules=rules,
         products=2,
         name="smalti_attention_forward",

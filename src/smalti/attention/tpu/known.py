@@ -1,10 +1,11 @@
 """Masks that are known when a kernel is traced: what each tile holds, looked at once.
 
 The scores are cut into cells of 128 × 128. A mask says in closed form which are empty and whole;
-the cut ones are evaluated, and equal ones counted once. A tile is then a run of live cells, wherever
-it begins, and tiles that hold the same cells are of one class, whose parts need no mask in the
-kernel: mostly they are bands. Causal attention has two cut classes, a window one or two, whatever
-the sequence; where a mask has many (documents of all lengths), lists of tiles serve better.
+the cut ones are evaluated, and equal ones counted once. A tile is then a run of live cells,
+wherever it begins, and tiles that hold the same cells are of one class, whose parts need no mask in
+the kernel: mostly they are bands. Causal attention has two cut classes, a window one or two,
+whatever the sequence; where a mask has many (documents of all lengths), lists of tiles serve
+better.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import itertools
 import jax
 import numpy as np
 
-from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known
+from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known, strips
 from smalti.eagerly import eagerly
 from smalti.masks import Mask
 from smalti.masks.tiles import TileGrid
@@ -119,6 +120,7 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
         kv_len=cells.kv_len,
         entries=(1, 1),
         empty_rows=planner.empty_rows(),
+        alone=num_kv == 1 and planner.alone,
     )
 
 
@@ -127,6 +129,7 @@ class _Planner:
         self.cells, self.blocks = cells, blocks
         self.order: list[tuple[Part, ...]] = []  # classes as they were found
         self.by_content: dict[bytes, tuple[Part, ...]] = {}
+        self.alone = True  # every query that exists is in one tile of a pair, see `Walk.alone`
         # Keys that some query sees.
         whole = (cells.state == WHOLE).any(0)
         self.seen = np.repeat(whole, LANES)
@@ -155,30 +158,56 @@ class _Planner:
         for tile in range(blocks.major_q // blocks.block_q):
             row = i * blocks.major_q // LANES + tile * rows_of_tile
             rows = slice(row, row + rows_of_tile)
-            live = (cells.state[rows, columns] != EMPTY).any(0)
-            for start, stop in _runs(live):
-                for first in range(start, stop, width):
-                    last = min(first + width, stop)
-                    parts = self._parts(rows, slice(first_column + first, first_column + last))
-                    if parts:
-                        found.setdefault(parts, []).append(tile << 16 | first)
-                    if len(self.order) > 2 * MOST_CLASSES:
-                        return None
+            runs = [
+                (first, min(first + width, stop))
+                for start, stop in _runs((cells.state[rows, columns] != EMPTY).any(0))
+                for first in range(start, stop, width)
+            ]
+            first_keys: tuple[Part, ...] = ()
+            if len(runs) > 1 and runs[0] == (0, 1):
+                first_keys = self._first_keys(rows, first_column)
+                runs = runs[1:] if first_keys else runs
+            queries = 0  # of the row of tiles that a part has
+            for first, last in runs:
+                parts = self._parts(rows, slice(first_column + first, first_column + last))
+                if first_keys:
+                    parts, first_keys = _joined(first_keys, parts), ()
+                queries += sum(strip[0].q_stop - strip[0].q_start for strip in strips(parts))
+                if parts:
+                    if parts not in self.order:
+                        # What needs no mask comes first.
+                        plain = len(parts) == 1 and parts[0].band is None and not parts[0].masked
+                        self.order.insert(0 if plain else len(self.order), parts)
+                    found.setdefault(parts, []).append(tile << 16 | first)
+                if len(self.order) > 2 * MOST_CLASSES:
+                    return None
+            real = min(cells.q_len - row * LANES, blocks.block_q)
+            self.alone &= real <= 0 or (len(runs) == 1 and queries >= real)
         return found
+
+    def _first_keys(self, rows: slice, column: int) -> tuple[Part, ...]:
+        """Those of the first cell, where all queries see the same few: parts to compute with another
+        tile. None otherwise."""
+        parts = self._parts(rows, slice(column, column + 1))
+        few = all(part.band == (None, None) and part.kv_stop <= NARROW for part in parts)
+        if (
+            not few
+            or self.blocks.keys_in_lanes
+            or len(parts) * self.blocks.cut_q != self.blocks.block_q
+        ):
+            return ()
+        return tuple(dataclasses.replace(part, place=self.blocks.block_kv) for part in parts)
 
     def _parts(self, rows: slice, columns: slice) -> tuple[Part, ...]:
         cells = self.cells
         state, pattern = cells.state[rows, columns], cells.pattern[rows, columns]
         real = min(cells.q_len - rows.start * LANES, self.blocks.block_q)
         guarded = not self.seen[columns.start * LANES : columns.stop * LANES].all()
-        content = state.tobytes() + pattern.tobytes() + bytes([guarded, real % 256, real // 256])
+        content = (
+            state.tobytes() + pattern.tobytes() + bytes([guarded, real % 256, max(real, 0) // 256])
+        )
         if content not in self.by_content:
-            parts = self._fit(cells.visible(rows, columns), real, guarded)
-            self.by_content[content] = parts
-            if parts and parts not in self.order:
-                # What needs no mask comes first.
-                plain = len(parts) == 1 and parts[0].band is None and not parts[0].masked
-                self.order.insert(0 if plain else len(self.order), parts)
+            self.by_content[content] = self._fit(cells.visible(rows, columns), real, guarded)
         return self.by_content[content]
 
     def _fit(self, visible: np.ndarray, real: int, guarded: bool) -> tuple[Part, ...]:
@@ -196,17 +225,34 @@ class _Planner:
             begin, end = int(keys[0]), int(keys[-1]) + 1
             grain = GRAIN if end - begin <= NARROW and not blocks.keys_in_lanes else LANES
             part = Part(q, stop, begin // grain * grain, min(round_up(end, grain), num_kv))
-            band = _band_of(strip, q, begin, end)
+            band, lead = _band_of(strip, q, begin, end), 0
+            if band is None and begin == part.kv_start:
+                lead = int(np.argmin(strip[begin:].all(1)))
+                band = _band_of(strip, q, begin + lead, end)
             if band is None:
-                start, stop = begin // LANES * LANES, min(round_up(end), num_kv)
-                parts.append(Part(q, part.q_stop, start, stop, masked=True, guarded=guarded))
+                whole = begin // LANES * LANES, min(round_up(end), num_kv)
+                parts.append(Part(q, stop, *whole, masked=True, guarded=guarded))
                 continue
             if band != (None, None):
-                part = dataclasses.replace(part, band=band)
+                part = dataclasses.replace(part, band=band, lead=lead)
             if (begin, end) != (part.kv_start, part.kv_stop):
                 part = dataclasses.replace(part, band=band, seen=(begin, end))
             parts.append(part)
         return tuple(parts)
+
+
+def _joined(first_keys: tuple[Part, ...], parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    """The parts strip by strip, each beside its first keys."""
+    by_query = {part.q_start: part for part in first_keys}
+    if len(parts) == 1 and len(first_keys) > 1:  # a whole tile is cut into strips as well
+        (whole,) = parts
+        parts = tuple(
+            dataclasses.replace(whole, q_start=part.q_start, q_stop=part.q_stop)
+            for part in first_keys
+        )
+    every = {part.q_start: part for part in parts}
+    starts = sorted({*by_query, *every})
+    return tuple(d[q] for q in starts for d in (by_query, every) if q in d)
 
 
 def _band_of(strip: np.ndarray, q: int, begin: int, end: int):

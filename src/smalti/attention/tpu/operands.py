@@ -25,13 +25,15 @@ class Place:
     kv: Any  # its first key, in the major block
     q_global: Any  # the same in the sequence
     kv_global: Any
+    kv_major: Any  # the first key of the major block
     kv_padded: int  # keys in all
 
     def queries(self, part: Part):
         return pl.ds(self.q + part.q_start, part.q_stop - part.q_start)
 
     def keys(self, part: Part):
-        return pl.ds(self.kv + part.kv_start, part.kv_stop - part.kv_start)
+        first = self.kv if part.place is None else 0
+        return pl.ds(first + part.kv_start, part.kv_stop - part.kv_start)
 
     def q_indices(self, part: Part):
         """int32 ``[1, queries]``"""
@@ -41,7 +43,8 @@ class Place:
     def kv_indices(self, part: Part):
         """int32 ``[keys, 1]``"""
         shape = part.kv_stop - part.kv_start, 1
-        return self.kv_global + part.kv_start + lax.broadcasted_iota(jnp.int32, shape, 0)
+        first = self.kv_global if part.place is None else self.kv_major
+        return first + part.kv_start + lax.broadcasted_iota(jnp.int32, shape, 0)
 
     def differences(self, part: Part):
         """Of a relative operand, what the tile reads: ``[keys + queries]`` of them."""
@@ -57,8 +60,9 @@ def place_of(t, tiles_ref, at, grid) -> Place:
     blocks, tile = walk.blocks, tiles_ref[0, walk.num_counts + t]
     q = pl.multiple_of((tile >> 16) * blocks.block_q, blocks.block_q)
     kv = pl.multiple_of((tile & 0xFFFF) * LANES, LANES)
-    starts = at.i * blocks.major_q + q, at.j * blocks.major_kv + kv
-    return Place(at.b, grid.q_head(at), q, kv, *starts, walk.kv_padded)
+    kv_major = at.j * blocks.major_kv
+    starts = at.i * blocks.major_q + q, kv_major + kv
+    return Place(at.b, grid.q_head(at), q, kv, *starts, kv_major, walk.kv_padded)
 
 
 def load(operand: Operand, ref, part: Part, place: Place):

@@ -20,6 +20,7 @@ from jax import lax
 from smalti.attention.tpu.mods import KernelMod
 from smalti.attention.tpu.operands import Place, bias_tile, load, to_column
 from smalti.attention.tpu.tiles import Band, Part
+from smalti.tpu.lanes import LANES
 
 LOG2_E, LN_2 = math.log2(math.e), math.log(2)
 # Finite, so that no difference of two scores is NaN.
@@ -150,26 +151,43 @@ def zero_hidden(dscores, scores, part: Part):
 
 
 def _outside_band(tile, part: Part, band: Band, value: float):
-    """``tile [keys, queries]`` with ``value`` outside of the band. Only the rows of 128 keys that
+    """``tile [keys, queries]`` with ``value`` outside of the band. Only the squares of 128 that
     hold an edge of the band are compared."""
     low, high = band
     stop = part.seen[1] if part.seen is not None else part.kv_stop
-    rows, pieces = 128, []
-    for first in range(part.kv_start, part.kv_stop, rows):
-        last = min(first + rows, part.kv_stop) - 1
-        piece = tile[first - part.kv_start : last + 1 - part.kv_start]
-        key = lax.broadcasted_iota(jnp.int32, piece.shape, 0)
-        query = lax.broadcasted_iota(jnp.int32, piece.shape, 1)
-        difference, offset = key - query, first - part.q_start  # key − query is their sum
-        keep = None
-        if high is not None and last - part.q_start > high:
-            keep = difference <= high - offset
-        if low is not None and first - (part.q_stop - 1) < low:
-            keep = _and(keep, difference >= low - offset)
-        if last >= stop:
-            keep = _and(keep, key < stop - first)
-        pieces.append(piece if keep is None else jnp.where(keep, piece, value))
-    return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=0)
+    lead = part.kv_start + part.lead
+    rows = []
+    for first in range(part.kv_start, part.kv_stop, LANES):
+        last = min(first + LANES, part.kv_stop) - 1
+        squares = []
+        for q_first in range(part.q_start, part.q_stop, LANES):
+            q_last = q_first + LANES - 1
+            square = tile[
+                first - part.kv_start : last + 1 - part.kv_start,
+                q_first - part.q_start : q_last + 1 - part.q_start,
+            ]
+            if first >= stop or (
+                first >= lead
+                and ((low is not None and last - q_first < low)
+                     or (high is not None and first - q_last > high))
+            ):  # fmt: skip
+                squares.append(jnp.full(square.shape, value, tile.dtype))
+                continue
+            key = lax.broadcasted_iota(jnp.int32, square.shape, 0)
+            query = lax.broadcasted_iota(jnp.int32, square.shape, 1)
+            difference, offset = key - query, first - q_first  # key − query is their sum
+            keep = None
+            if high is not None and last - q_first > high:
+                keep = difference <= high - offset
+            if low is not None and first - q_last < low:
+                keep = _and(keep, difference >= low - offset)
+            if keep is not None and first < lead:
+                keep = keep | (key < lead - first)
+            if last >= stop:
+                keep = _and(keep, key < stop - first)
+            squares.append(square if keep is None else jnp.where(keep, square, value))
+        rows.append(squares[0] if len(squares) == 1 else jnp.concatenate(squares, axis=1))
+    return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=0)
 
 
 def _hide_by_mask(scores, part: Part, place: Place, rules: Rules, refs):

@@ -10,10 +10,10 @@ has two, whole and cut, and its list may be traced.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import core
 
@@ -28,7 +28,10 @@ class Part:
     multiples of 128.
 
     ``band``: of the keys seen, ``low ≤ key − query ≤ high``, counted in the tile; None, none is
-    hidden. ``seen``: keys that some query of the part sees, as a range; others may hold NaN.
+    hidden. ``lead``: the first keys of the part that all see beside the band. ``seen``: keys that
+    some query of the part sees, as a range; others may hold NaN. ``place``: where the scores of its
+    first key are in the tile's; None, where that key is. Such keys are counted in the major block,
+    wherever the tile is: the first tokens, which every tile of `masks.streaming` sees.
     """
 
     q_start: int
@@ -36,18 +39,27 @@ class Part:
     kv_start: int
     kv_stop: int
     band: Band | None = None
+    lead: int = 0
     seen: tuple[int, int] | None = None
+    place: int | None = None
     masked: bool = False  # the mask is evaluated; for what is no band
-    # Of the keys some may be seen by no query of the head, and hold NaN: the kernel finds out which.
-    guarded: bool = False
+    guarded: bool = False  # some key may be seen by no query, and hold NaN: the kernel looks which
 
     @property
     def queries(self) -> slice:
         return slice(self.q_start, self.q_stop)
 
     @property
-    def keys(self) -> slice:
-        return slice(self.kv_start, self.kv_stop)
+    def rows(self) -> slice:
+        """Where its keys are among the rows of a tile's scores."""
+        first = self.kv_start if self.place is None else self.place
+        return slice(first, first + self.kv_stop - self.kv_start)
+
+
+def strips(parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
+    """The parts by the queries that they share; those of a strip are neighbours."""
+    groups = itertools.groupby(parts, key=lambda part: (part.q_start, part.q_stop))
+    return [tuple(group) for _, group in groups]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,6 +106,8 @@ class Walk:
     kv_len: int = dataclasses.field(metadata={"static": True})
     entries: tuple[int, int] = dataclasses.field(metadata={"static": True})  # 1 or B, 1 or Hq
     empty_rows: bool = dataclasses.field(metadata={"static": True})  # there may be some
+    # Every query that exists is in one tile, which has all keys that it sees.
+    alone: bool = dataclasses.field(metadata={"static": True}, default=False)
 
     @property
     def num_q(self) -> int:
@@ -110,6 +124,11 @@ class Walk:
     @property
     def kv_padded(self) -> int:
         return self.num_kv * self.blocks.major_kv
+
+    @property
+    def tile_shape(self) -> tuple[int, int]:
+        """Rows and columns of a tile's scores."""
+        return max([self.blocks.block_kv, *(p.rows.stop for p in self.parts)]), self.blocks.block_q
 
     @property
     def num_counts(self) -> int:
