@@ -36,7 +36,8 @@ def call(q, k, v, *, score_mod=None, captured=(), **arguments):
         return smalti.attention(q, k, v, **arguments)
     arguments = {"interpret": True, **arguments}
     if arguments.get("block_sizes") is None:
-        arguments["block_sizes"] = TILES["pallas"]
+        own = isinstance(arguments.get("mask"), BlockMask)
+        arguments["block_sizes"] = None if own else TILES["pallas"]
     if features := refused_by_pallas(q, **arguments):
         message = f"implementation='pallas': .*({'|'.join(features)})"
         with pytest.raises(NotImplementedError, match=message):

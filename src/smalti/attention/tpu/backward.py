@@ -90,6 +90,9 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
         for strip in strips(parts):
             queries = place.queries(strip[0])
             q, dout = take(q_ref, queries, heads), take(dout_ref, queries, heads)
+            if any(part.masked for part in strip):  # a query that sees nothing may hold NaN
+                some = refs.lse[:, queries] < jnp.inf
+                q, dout = (keep_seen(x, some, tokens) for x in (q, dout))
             dq = []
             for part in strip:
                 keys = place.keys(part)

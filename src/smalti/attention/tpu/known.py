@@ -42,6 +42,13 @@ class Cells:
     q_len: int
     kv_len: int
 
+    def sees(self, query: np.ndarray, key: np.ndarray) -> np.ndarray:
+        """bool: whether each query sees the key beside it."""
+        row, column = query // LANES, key // LANES
+        cell = self.patterns[self.pattern[row, column], key % LANES, query % LANES]
+        state = self.state[row, column]
+        return (state == WHOLE) | ((state == CUT) & cell)
+
     def visible(self, rows: slice, columns: slice) -> np.ndarray:
         """bool ``[keys, queries]`` of a rectangle of cells; queries that do not exist may see."""
         state, pattern = self.state[rows, columns], self.pattern[rows, columns]
@@ -93,7 +100,7 @@ def find_cells(mask: Mask, sizes: tuple[int, int, int, int]) -> Cells | None:
 
 def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
     """The walk over a known mask, or None where its tiles are of too many classes."""
-    planner = _Planner(cells, blocks)
+    planner = Planner(cells, blocks)
     num_q, num_kv = -(-cells.q_len // blocks.major_q), -(-cells.kv_len // blocks.major_kv)
     lists = [planner.tiles(i, j) for i, j in itertools.product(range(num_q), range(num_kv))]
     if any(found is None for found in lists):
@@ -109,7 +116,7 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
         rows.append(counts + tiles if counted else tiles)
         known = zip(every, counts, strict=True)
         classes.append(tuple(TileClass(parts, count) for parts, count in known if count))
-    most = max(1, *map(len, rows))
+    most, empty = max(1, *map(len, rows)), planner.empty_rows()
     live = np.array([bool(found) for found in lists]).reshape(1, num_q, num_kv)
     return Walk(
         lists=np.array([[row + [0] * (most - len(row))] for row in rows], np.int32),
@@ -119,12 +126,13 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
         q_len=cells.q_len,
         kv_len=cells.kv_len,
         entries=(1, 1),
-        empty_rows=planner.empty_rows(),
+        empty_rows=empty,
+        empty_in_bands=empty,
         alone=num_kv == 1 and planner.alone,
     )
 
 
-class _Planner:
+class Planner:
     def __init__(self, cells: Cells, blocks: Blocks):
         self.cells, self.blocks = cells, blocks
         self.order: list[tuple[Part, ...]] = []  # classes as they were found
@@ -169,7 +177,7 @@ class _Planner:
                 runs = runs[1:] if first_keys else runs
             queries = 0  # of the row of tiles that a part has
             for first, last in runs:
-                parts = self._parts(rows, slice(first_column + first, first_column + last))
+                parts = self.parts(rows, slice(first_column + first, first_column + last))
                 if first_keys:
                     parts, first_keys = _joined(first_keys, parts), ()
                 queries += sum(strip[0].q_stop - strip[0].q_start for strip in strips(parts))
@@ -186,9 +194,9 @@ class _Planner:
         return found
 
     def _first_keys(self, rows: slice, column: int) -> tuple[Part, ...]:
-        """Those of the first cell, where all queries see the same few: parts to compute with another
-        tile. None otherwise."""
-        parts = self._parts(rows, slice(column, column + 1))
+        """Those of the first cell, where all queries see the same few: parts to be computed with
+        another tile. None otherwise."""
+        parts = self.parts(rows, slice(column, column + 1))
         few = all(part.band == (None, None) and part.kv_stop <= NARROW for part in parts)
         if (
             not few
@@ -198,7 +206,7 @@ class _Planner:
             return ()
         return tuple(dataclasses.replace(part, place=self.blocks.block_kv) for part in parts)
 
-    def _parts(self, rows: slice, columns: slice) -> tuple[Part, ...]:
+    def parts(self, rows: slice, columns: slice) -> tuple[Part, ...]:
         cells = self.cells
         state, pattern = cells.state[rows, columns], cells.pattern[rows, columns]
         real = min(cells.q_len - rows.start * LANES, self.blocks.block_q)

@@ -21,7 +21,9 @@ from jax.extend.core import Literal as Constant
 
 from smalti.attention.tpu.tiles import Band
 from smalti.eagerly import eagerly
-from smalti.masks.traced_mod import TracedMod
+from smalti.masks import Mask
+from smalti.masks.mask_mod import BoundMaskMod
+from smalti.masks.traced_mod import TracedMod, trace_mod
 from smalti.varying import vary_over, varying_axes
 
 Kind = Literal["number", "q", "kv", "relative", "tile"]  # along what an operand runs
@@ -73,6 +75,9 @@ class KernelMod:
         for variable, x in zip(self.reads, operands, strict=True):
             values[variable] = x != 0 if variable.aval.dtype == bool else x
         return _evaluate(self.equations, values, self.result)
+
+
+NO_MOD = KernelMod((), (), {}, (), (), None)  # of what is not asked
 
 
 def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax.Array, ...]]:
@@ -155,6 +160,14 @@ def find_band(mod: TracedMod, sizes: Sizes) -> Band | None:
     low = None if first == 0 else first - (q_len - 1)
     high = None if last == len(visible) - 1 else last - (q_len - 1)
     return low, high
+
+
+def traced_mask(mask: Mask) -> TracedMod:
+    """A mask bound to a call as a function of scalars and what arrays it reads."""
+    if isinstance(mask, BoundMaskMod):
+        return mask.mod
+    index = jax.ShapeDtypeStruct((), jnp.int32)
+    return trace_mod(mask, (index,) * 4, name="mask", result=bool)
 
 
 class _Program(NamedTuple):

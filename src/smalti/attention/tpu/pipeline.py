@@ -25,7 +25,9 @@ Step = Callable[[Any, int, Parts], None]  # (place in the list, slot, parts)
 # of its own for what it spills (docs/performance/dense-tpu.md).
 STRAIGHT_HELD, STRAIGHT_STREAMED = 9, 4
 CHUNKS = (2048, 1024, 512, 256, 128)  # tokens finished at a time: the first that divides
-TURN = 2  # tiles in a turn of a loop: one for each slot
+# Tiles in a turn of a loop, at least one for each slot; more where they share no sums, so that the
+# compiler may mix them.
+TURN, TURN_ALONE = 2, 4
 
 
 def run(walk: Walk, tiles_ref, at, fill: Step, use: Step) -> None:
@@ -39,7 +41,7 @@ def run(walk: Walk, tiles_ref, at, fill: Step, use: Step) -> None:
 
             @pl.when(True if len(walk.classes) == 1 else at.i == n)
             def _(classes=classes):
-                _run_known(classes, walk.blocks.streamed, fill, use)
+                _run_known(classes, walk, fill, use)
 
         return
     start = 0
@@ -55,19 +57,24 @@ def written_out(walk: Walk) -> tuple[int, bool]:
         return 0, True
     most, loops = 0, False
     for classes in walk.classes:
-        looped = [_turns(c.count or 0, walk.blocks.streamed) * TURN for c in classes]
+        looped = [_turns(c.count or 0, walk) * _turn(walk) for c in classes]
         most = max(most, sum(c.count or 0 for c in classes) - sum(looped))
         loops |= any(looped)
     return most, loops
 
 
-def _turns(count: int, streamed: bool) -> int:
+def _turn(walk: Walk) -> int:
+    return TURN_ALONE if walk.alone else TURN
+
+
+def _turns(count: int, walk: Walk) -> int:
     """Of the loop over a class."""
-    straight = STRAIGHT_STREAMED if streamed else STRAIGHT_HELD
-    return (count - 1) // TURN if count > straight else 0
+    straight = STRAIGHT_STREAMED if walk.blocks.streamed else STRAIGHT_HELD
+    return (count - 1) // _turn(walk) if count > straight else 0
 
 
-def _run_known(classes: Sequence[TileClass], streamed: bool, fill: Step, use: Step) -> None:
+def _run_known(classes: Sequence[TileClass], walk: Walk, fill: Step, use: Step) -> None:
+    in_turn = _turn(walk)
     total = sum(c.count or 0 for c in classes)
     if total == 0:
         return
@@ -81,15 +88,15 @@ def _run_known(classes: Sequence[TileClass], streamed: bool, fill: Step, use: St
                 fill(t + 1, 1 - slot, next_parts)
             use(t, slot, parts)
 
-        if turns := _turns(count, streamed):
+        if turns := _turns(count, walk):
 
             def body(turn, carry, place=place, slot=slot, step=step):
-                for u in range(TURN):
-                    step(place + turn * TURN + u, (slot + u) % 2)
+                for u in range(in_turn):
+                    step(place + turn * in_turn + u, (slot + u) % 2)
                 return carry
 
             lax.fori_loop(0, turns, body, None)
-            place, count = place + turns * TURN, count - turns * TURN
+            place, count = place + turns * in_turn, count - turns * in_turn
         for left in range(count, 0, -1):
             following = classes[number + 1].parts if number + 1 < len(classes) else ()
             step(place, slot, parts if left > 1 else following)

@@ -41,7 +41,6 @@ class Rules:
     mask: KernelMod
     score_mod: KernelMod | None
     q_len: int  # queries that exist
-    kv_len: int  # keys
     precision: Any  # of products
 
     def product(self, a, b, contract_a: int, contract_b: int):
@@ -132,22 +131,28 @@ def hide(scores, part: Part, place: Place, rules: Rules, refs):
     a range ``(start, stop)``.
     """
     if part.masked:
-        return _hide_by_mask(scores, part, place, rules, refs)
+        scores = _hide_by_mask(scores, part, place, rules, refs)
     if part.band is not None:
         scores = _outside_band(scores, part, part.band, HIDDEN)
+    if part.guarded:
+        # Counted by a product: its result lies along lanes, as a row of keys must.
+        ones = jnp.ones((8, scores.shape[1]), jnp.bfloat16)
+        visible = jnp.where(scores == HIDDEN, 0.0, 1.0).astype(jnp.bfloat16)
+        return scores, _counted(ones, visible)[:1] > 0
     if part.seen is None:
         return scores, None
     return scores, (part.seen[0] - part.kv_start, part.seen[1] - part.kv_start)
 
 
 def zero_hidden(dscores, scores, part: Part):
-    """The gradient of scores that `hide` returned, 0 where they are hidden, even if it is NaN:
-    a value that nobody sees may be, or a cotangent of its query."""
+    """The gradient of scores that `hide` returned, 0 where they are hidden, even if it is NaN: a
+    value that no query of the part sees may be, or the cotangent of a query that sees nothing.
+    Where there is neither, a weight of 0 will do."""
     if part.masked:
-        if not part.guarded:  # weights are 0 there, and what they meet is finite or was seen
-            return dscores
         return jnp.where(scores == HIDDEN, 0.0, dscores)
-    return dscores if part.band is None else _outside_band(dscores, part, part.band, 0.0)
+    if part.band is None or part.seen is None:
+        return dscores
+    return _outside_band(dscores, part, part.band, 0.0)
 
 
 def _outside_band(tile, part: Part, band: Band, value: float):
@@ -191,26 +196,20 @@ def _outside_band(tile, part: Part, band: Band, value: float):
 
 
 def _hide_by_mask(scores, part: Part, place: Place, rules: Rules, refs):
-    q_idx, kv_idx = place.q_indices(part), place.kv_indices(part)
-    loaded = _loaded(rules.mask, refs.mask, part, place)
-    visible = rules.mask(loaded, place.b, place.h, q_idx, kv_idx)
-    if part.guarded or rules.kv_len != place.kv_padded:
-        visible = visible & (kv_idx < rules.kv_len)
+    visible = None
+    if rules.mask.result is not None:
+        loaded = _loaded(rules.mask, refs.mask, part, place)
+        indices = place.q_indices(part), place.kv_indices(part)
+        visible = rules.mask(loaded, place.b, place.h, *indices)
     if part.guarded:  # what these see may be NaN where nobody else sees it
-        visible = visible & (q_idx < rules.q_len)
-    if rules.score_mod is not None:
-        visible = visible & (scores != -jnp.inf)
+        visible = _and(visible, place.q_indices(part) < rules.q_len)
+    if rules.score_mod is not None or refs.bias is not None:
+        visible = _and(visible, scores != -jnp.inf)
     if refs.bias is not None:
         bias = bias_tile(refs.bias, place.queries(part), place.keys(part))
-        visible = visible & (bias != -jnp.inf) & (scores != -jnp.inf)
+        visible = _and(visible, bias != -jnp.inf)
         scores = jnp.maximum(scores + bias * LOG2_E, LOWEST)
-    visible = jnp.broadcast_to(visible, scores.shape)
-    scores = jnp.where(visible, scores, HIDDEN)
-    if not part.guarded:
-        return scores, None
-    # Counted by a product: its result lies along lanes, as a row of keys must.
-    ones = jnp.ones((8, scores.shape[1]), jnp.bfloat16)
-    return scores, _counted(ones, jnp.where(visible, 1.0, 0.0).astype(jnp.bfloat16))[:1] > 0
+    return jnp.where(visible, scores, HIDDEN)
 
 
 def _counted(rows, tile):
@@ -229,8 +228,8 @@ def _and(a, b):
 
 
 def keep_seen(array, seen, keys_axis: int):
-    """``array [D, keys]`` or ``[keys, D]`` with keys that no query sees at 0, even if they are
-    NaN."""
+    """``array [D, keys]`` or ``[keys, D]`` with keys that are not seen at 0, even if they are NaN.
+    seen: as `hide` returns it. Queries do as well."""
     if seen is None:
         return array
     if isinstance(seen, tuple):

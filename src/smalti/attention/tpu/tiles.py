@@ -105,7 +105,9 @@ class Walk:
     q_len: int = dataclasses.field(metadata={"static": True})
     kv_len: int = dataclasses.field(metadata={"static": True})
     entries: tuple[int, int] = dataclasses.field(metadata={"static": True})  # 1 or B, 1 or Hq
-    empty_rows: bool = dataclasses.field(metadata={"static": True})  # there may be some
+    # Some queries may see no key; and some of these may be in tiles that do not evaluate a mask.
+    empty_rows: bool = dataclasses.field(metadata={"static": True})
+    empty_in_bands: bool = dataclasses.field(metadata={"static": True})
     # Every query that exists is in one tile, which has all keys that it sees.
     alone: bool = dataclasses.field(metadata={"static": True}, default=False)
 

@@ -15,15 +15,12 @@ from smalti.attention.tpu import mods, operands, tiles
 from smalti.attention.tpu.backward import backward
 from smalti.attention.tpu.bias_gradient import bias_gradient
 from smalti.attention.tpu.forward import forward
-from smalti.attention.tpu.known import find_cells
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.plan import plan
+from smalti.attention.tpu.plan import Divided, divisions, plan
 from smalti.attention.tpu.scores import LN_2, Rules
 from smalti.backend import kernel_precision, target_chip
 from smalti.first_order import first_order
-from smalti.masks import BlockMask, Mask
-from smalti.masks.mask_mod import BoundMaskMod
-from smalti.masks.traced_mod import TracedMod, trace_mod
+from smalti.masks import BlockMask
 from smalti.tpu.lanes import LANES
 from smalti.varying import vary_over, varying_axes
 
@@ -49,7 +46,7 @@ def refusal(call) -> str | None:
     mask = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
     sizes = (*call.q.shape[:3], call.k.shape[2])
     try:
-        mods.split(traced_mask(mask), sizes, "mask")
+        mods.split(mods.traced_mask(mask), sizes, "mask")
         if call.score_mod is not None:
             mods.split(call.score_mod, sizes, "score_mod")
     except NotImplementedError as error:
@@ -79,19 +76,16 @@ def pallas(
     sizes = batch, num_heads, q_len, kv_len
     whole_lanes = D % LANES == 0 and Dv % LANES == 0
     heads = Heads(batch, num_heads, kv_heads, D, Dv, layout if whole_lanes else "BHDS")
-    elementwise = mask.mask if isinstance(mask, BlockMask) else mask
-    mask_mod, mask_operands = mods.split(traced_mask(elementwise), sizes, "mask")
-    band = mods.find_band(traced_mask(elementwise), sizes)
-    cells = find_cells(elementwise, sizes)
     score, score_operands = None, ()
     if score_mod is not None:
         score, score_operands = mods.split(score_mod, sizes, "score_mod")
     may_hide = bias is not None or score is not None
-
     if isinstance(mask, BlockMask):
         block_sizes = choice_of_blocks.of_block_mask(mask.grid)
+    elementwise = mask.mask if isinstance(mask, BlockMask) else mask
+    band = mods.find_band(mods.traced_mask(elementwise), sizes)
 
-    def walk_of(direction: choice_of_blocks.Direction):
+    def walk_of(direction: choice_of_blocks.Direction, divided: Divided, evaluated: mods.KernelMod):
         blocks = choice_of_blocks.choose(
             direction,
             q_len=q_len,
@@ -101,16 +95,22 @@ def pallas(
             chip=target_chip(),
             block_sizes=block_sizes,
             band=band,
-            cells=None if may_hide else cells,
-            mask=mask_mod,
+            cells=divided.known if divided.rest is None and not may_hide else None,
+            mask=evaluated,
             score_mod=score,
             bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
         )
-        return plan(mask, cells, sizes, blocks, may_hide=may_hide)
+        return plan(divided, sizes, blocks, may_hide=may_hide)
 
-    walks = walk_of("forward"), walk_of("backward")
-    if not any(part.masked for walk in walks for part in walk.parts):
-        mask_mod, mask_operands = dataclasses.replace(mask_mod, operands=(), reads=()), ()
+    mask_mod, mask_operands, walks = mods.NO_MOD, (), (None, None)
+    for divided in divisions(mask, sizes):
+        rest = divided.rest.mask if isinstance(divided.rest, BlockMask) else divided.rest
+        mask_mod, mask_operands = mods.NO_MOD, ()
+        if rest is not None:
+            mask_mod, mask_operands = mods.split(mods.traced_mask(rest), sizes, "mask")
+        walks = tuple(walk_of(which, divided, mask_mod) for which in ("forward", "backward"))
+        if None not in walks:
+            break
     static = Static(
         rules=Rules(
             scale=scale,
@@ -118,7 +118,6 @@ def pallas(
             mask=mask_mod,
             score_mod=score,
             q_len=q_len,
-            kv_len=kv_len,
             precision=kernel_precision(q.dtype),
         ),
         heads=heads,
@@ -130,14 +129,6 @@ def pallas(
     arrays = (q, k, v, bias, sinks, mask_operands, score_operands, walks)
     out, lse = cast(Any, _attend)(static, *vary_over(arrays, varying_axes(arrays)))
     return out, lse
-
-
-def traced_mask(mask: Mask) -> TracedMod:
-    """A mask bound to a call as a function of scalars and what arrays it reads."""
-    if isinstance(mask, BoundMaskMod):
-        return mask.mod
-    index = jax.ShapeDtypeStruct((), jnp.int32)
-    return trace_mod(mask, (index,) * 4, name="mask", result=bool)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -194,6 +185,7 @@ def _backward(static: Static, residuals, cotangents):
     lse_base2 = jnp.where(empty, jnp.inf, lse_base2)  # weights of 0
     if walk.empty_rows:  # they pass nothing on, whatever their q and dout hold
         delta = jnp.where(empty, 0, delta)
+    if walk.empty_in_bands:  # else the kernels see to it, which costs less than to write both anew
         q, dout = (jnp.where(empty[..., None], 0, x) for x in (q, dout))
     dsinks = None
     if sinks is not None:
