@@ -7,5 +7,6 @@ from smalti.attention.block_sizes import BlockSizes as BlockSizes
 from smalti.attention.dot_product_attention import (
     dot_product_attention as dot_product_attention,
 )
+from smalti.attention.flex import flex_pallas_attention as flex_pallas_attention
 from smalti.masks import BlockMask as BlockMask
 from smalti.masks import build_block_mask as build_block_mask

@@ -53,12 +53,9 @@ def call(q, k, v, *, score_mod=None, captured=(), **arguments):
     return attend(q, k, v)
 
 
-def refused_by_pallas(q, *, mask=None, **arguments) -> list[str]:
+def refused_by_pallas(q, **arguments) -> list[str]:
     """What of a call the kernels cannot do, each as the message names it."""
-    features = ["float16"] if q.dtype == jnp.float16 else []
-    if isinstance(mask, BlockMask) and (mask.grid.block_q % 128 or mask.grid.block_kv % 128):
-        features.append("BlockMask")
-    return features
+    return ["float16"] if q.dtype == jnp.float16 else []
 
 
 def program(*, bias=None, sinks=None, captured=(), **arguments):

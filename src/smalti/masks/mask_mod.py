@@ -242,6 +242,8 @@ class BoundMaskMod(Mask):
 
     def __call__(self, b, h, q_idx, kv_idx):
         shape = jnp.broadcast_shapes(*(jnp.shape(x) for x in (b, h, q_idx, kv_idx)))
+        if shape == ():  # as it was written, for those who read the program
+            return self.mod.call(b, h, q_idx, kv_idx)
         flat = [jnp.broadcast_to(x, shape).reshape(-1) for x in (b, h, q_idx, kv_idx)]
         return jax.vmap(self.mod.call)(*flat).reshape(shape)
 

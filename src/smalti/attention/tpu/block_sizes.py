@@ -229,36 +229,32 @@ def _launches(direction: Direction, all_keys: bool, with_bias: bool) -> tuple[La
 
 def check(block_sizes: BlockSizes) -> None:
     """Raises ValueError for sizes that the kernels cannot take."""
+    for name, (size, most, nearest) in _illegal(block_sizes).items():
+        raise ValueError(
+            f"BlockSizes.{name}: got {size}; the TPU kernels take multiples of {LANES}, the "
+            f"lanes of a register, up to {most}. The nearest is {nearest}."
+        )
+
+
+def _illegal(block_sizes: BlockSizes) -> dict[str, tuple[int, int, int]]:
+    """Of each size that is, the size, the most and the nearest that is not."""
+    found = {}
     for name, most in LARGEST.items():
         size = getattr(block_sizes, name)
         nearest = min(max(round(size / LANES), 1) * LANES, most)
         if size != nearest:
-            raise ValueError(
-                f"BlockSizes.{name}: got {size}; the TPU kernels take multiples of {LANES}, the "
-                f"lanes of a register, up to {most}. The nearest is {nearest}."
-            )
+            found[name] = size, most, nearest
+    return found
 
 
-def of_block_mask(grid: TileGrid) -> BlockSizes:
-    """The tiles of a BlockMask; one that is all of a sequence is filled up."""
-    return BlockSizes(
+def of_block_mask(grid: TileGrid) -> BlockSizes | None:
+    """The tiles of a BlockMask, where they are such as the kernels take; one that is all of a
+    sequence is filled up."""
+    sizes = BlockSizes(
         grid.block_q if grid.num_q > 1 else round_up(grid.q_len),
         grid.block_kv if grid.num_kv > 1 else round_up(grid.kv_len),
     )
-
-
-def unfit(grid: TileGrid) -> str | None:
-    """Why the kernels cannot take a BlockMask with such tiles, or None."""
-    try:
-        check(of_block_mask(grid))
-    except ValueError:
-        return (
-            f"a BlockMask with tiles of {grid.block_q} queries and {grid.block_kv} keys: these "
-            f"kernels take multiples of {LANES} up to {LARGEST['block_q']} and "
-            f"{LARGEST['block_kv']}. Build it with such tiles, pass the mask itself, or use "
-            "implementation='blockwise'."
-        )
-    return None
+    return None if _illegal(sizes) else sizes
 
 
 def _fit(block: int, length: int) -> int:

@@ -61,8 +61,8 @@ def divisions(mask: Mask | BlockMask, sizes: Sizes) -> Iterator[Divided]:
 
 
 def plan(divided: Divided, sizes: Sizes, blocks: Blocks, *, may_hide: bool = False) -> Walk | None:
-    """The walk over a mask bound to the call; of a BlockMask ``blocks`` has the tiles. None where
-    the known part is of too many kinds.
+    """The walk over a mask bound to the call; of a BlockMask that is evaluated ``blocks`` has the
+    tiles. None where the known part is of too many kinds.
 
     may_hide: scores may hide keys, too, so that every tile needs looking at.
     """

@@ -51,8 +51,6 @@ def refusal(call) -> str | None:
             mods.split(call.score_mod, sizes, "score_mod")
     except NotImplementedError as error:
         return str(error)
-    if isinstance(call.mask, BlockMask):
-        return choice_of_blocks.unfit(call.mask.grid)
     return None
 
 
@@ -80,8 +78,6 @@ def pallas(
     if score_mod is not None:
         score, score_operands = mods.split(score_mod, sizes, "score_mod")
     may_hide = bias is not None or score is not None
-    if isinstance(mask, BlockMask):
-        block_sizes = choice_of_blocks.of_block_mask(mask.grid)
     elementwise = mask.mask if isinstance(mask, BlockMask) else mask
     band = mods.find_band(mods.traced_mask(elementwise), sizes)
 
@@ -93,7 +89,7 @@ def pallas(
             heads=heads,
             itemsize=q.dtype.itemsize,
             chip=target_chip(),
-            block_sizes=block_sizes,
+            block_sizes=own if isinstance(divided.rest, BlockMask) else block_sizes,
             band=band,
             cells=divided.known if divided.rest is None and not may_hide else None,
             mask=evaluated,
@@ -102,8 +98,9 @@ def pallas(
         )
         return plan(divided, sizes, blocks, may_hide=may_hide)
 
+    own = choice_of_blocks.of_block_mask(mask.grid) if isinstance(mask, BlockMask) else None
     mask_mod, mask_operands, walks = mods.NO_MOD, (), (None, None)
-    for divided in divisions(mask, sizes):
+    for divided in divisions(mask if own else elementwise, sizes):
         rest = divided.rest.mask if isinstance(divided.rest, BlockMask) else divided.rest
         mask_mod, mask_operands = mods.NO_MOD, ()
         if rest is not None:
