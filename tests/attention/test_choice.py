@@ -38,9 +38,13 @@ def test_arrays_and_shapes_are_checked_alike():
             r"implementation='pallas': .* this is a cpu. Pass interpret=True",
         ),
         (
-            {"implementation": "pallas", "interpret": True, "mask": lambda b, h, i, j: i > j},
+            {
+                "implementation": "pallas",
+                "interpret": True,
+                "score_mod": lambda s, b, h, i, j: s + jnp.ones((8, 8))[i, j],
+            },
             NotImplementedError,
-            r"implementation='pallas': mask .*: these kernels take the masks of smalti.masks",
+            r"implementation='pallas': score_mod: it reads an array .* Pass such an array as bias=",
         ),
         (
             {

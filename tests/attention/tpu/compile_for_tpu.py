@@ -96,6 +96,30 @@ CHOSEN = {
     "chosen blocks, window": Variant(
         B=2, Hq=64, Hkv=64, S=4096, blocks=None, mask=lambda: masks.sliding_window(1024)
     ),
+    "chosen blocks, streaming": Variant(
+        B=2, Hq=64, Hkv=64, S=4096, blocks=None, mask=lambda: masks.streaming(sinks=4, window=512)
+    ),
+    "chosen blocks, documents": Variant(
+        B=2, Hq=64, Hkv=64, S=4096, blocks=None, mask=document, traced=((2, 4096),)
+    ),
+    "chosen blocks, ALiBi": Variant(
+        B=2,
+        Hq=64,
+        Hkv=64,
+        S=4096,
+        blocks=None,
+        captured=(64,),
+        score_mod=lambda s, b, h, q, k, x: s - x[h] * (q - k),
+    ),
+    "chosen blocks, relative": Variant(
+        B=2,
+        Hq=64,
+        Hkv=64,
+        S=4096,
+        blocks=None,
+        captured=(64, 8191),
+        score_mod=lambda s, b, h, q, k, x: s + x[h, q - k + 4095],
+    ),
     "few queries a tile": Variant(S=2304, blocks=smalti.BlockSizes(128, 1024)),
     "few keys a tile": Variant(
         B=2, Hq=64, Hkv=64, S=2304, D=256, blocks=smalti.BlockSizes(512, 128)
@@ -254,6 +278,8 @@ def estimates():
             chip=target_chip(),
             operands=operand_blocks(kinds, walk.blocks, walk.q_len, walk.kv_len),
             score_mod=None if score is None else sum(x.floating for x in score.operands),
+            relative="relative" in kinds,
+            alone=walk.alone,
             bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
             written_out=written,
             loops=loops,

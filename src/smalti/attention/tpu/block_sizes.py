@@ -138,6 +138,7 @@ def choose(
         all_keys = kv_len <= blocks.major_kv
         walk = plan_known(cells, blocks) if cells is not None and all_keys else None
         written, loops = written_out(walk) if walk else (0, True)
+        alone = walk is not None and walk.alone
         return max(
             vmem_bytes(
                 launch,
@@ -147,6 +148,8 @@ def choose(
                 chip=chip,
                 operands=operand_blocks(kinds, blocks, q_len, kv_len),
                 score_mod=None if score_mod is None else floating,
+                relative="relative" in kinds,
+                alone=alone,
                 bias=bias,
                 written_out=written,
                 loops=loops,

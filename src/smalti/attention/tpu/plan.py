@@ -60,16 +60,24 @@ def divisions(mask: Mask | BlockMask, sizes: Sizes) -> Iterator[Divided]:
     yield Divided(None, mask)
 
 
-def plan(divided: Divided, sizes: Sizes, blocks: Blocks, *, may_hide: bool = False) -> Walk | None:
+def plan(
+    divided: Divided,
+    sizes: Sizes,
+    blocks: Blocks,
+    *,
+    may_hide: bool = False,
+    may_evaluate: bool = True,
+) -> Walk | None:
     """The walk over a mask bound to the call; of a BlockMask that is evaluated ``blocks`` has the
     tiles. None where the known part is of too many kinds.
 
-    may_hide: scores may hide keys, too, so that every tile needs looking at.
+    may_hide: scores may hide keys, too, so that every tile needs looking at. may_evaluate: whether
+    the kernel may be left to evaluate a known mask where it is no band.
     """
     if divided.rest is None and not may_hide:
         assert divided.known is not None
         walk = plan_known(divided.known, blocks)
-        if walk is not None:
+        if walk is not None and (may_evaluate or not any(part.masked for part in walk.parts)):
             return walk
     return _plan_grid(divided, sizes, blocks, may_hide)
 

@@ -146,13 +146,10 @@ def hide(scores, part: Part, place: Place, rules: Rules, refs):
 
 def zero_hidden(dscores, scores, part: Part):
     """The gradient of scores that `hide` returned, 0 where they are hidden, even if it is NaN: a
-    value that no query of the part sees may be, or the cotangent of a query that sees nothing.
-    Where there is neither, a weight of 0 will do."""
+    value that nobody sees may be, or a cotangent of its query."""
     if part.masked:
         return jnp.where(scores == HIDDEN, 0.0, dscores)
-    if part.band is None or part.seen is None:
-        return dscores
-    return _outside_band(dscores, part, part.band, 0.0)
+    return dscores if part.band is None else _outside_band(dscores, part, part.band, 0.0)
 
 
 def _outside_band(tile, part: Part, band: Band, value: float):

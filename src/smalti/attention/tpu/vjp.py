@@ -96,18 +96,23 @@ def pallas(
             score_mod=score,
             bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
         )
-        return plan(divided, sizes, blocks, may_hide=may_hide)
+        whole_scores = any(operand.kind == "tile" for operand in evaluated.operands)
+        return plan(divided, sizes, blocks, may_hide=may_hide, may_evaluate=not whole_scores)
 
     own = choice_of_blocks.of_block_mask(mask.grid) if isinstance(mask, BlockMask) else None
     mask_mod, mask_operands, walks = mods.NO_MOD, (), (None, None)
     for divided in divisions(mask if own else elementwise, sizes):
         rest = divided.rest.mask if isinstance(divided.rest, BlockMask) else divided.rest
+        if rest is None and not may_hide:  # what of a known mask is no band
+            rest = elementwise
         mask_mod, mask_operands = mods.NO_MOD, ()
         if rest is not None:
             mask_mod, mask_operands = mods.split(mods.traced_mask(rest), sizes, "mask")
         walks = tuple(walk_of(which, divided, mask_mod) for which in ("forward", "backward"))
         if None not in walks:
             break
+    if not any(part.masked for walk in walks for part in walk.parts):
+        mask_mod, mask_operands = mods.NO_MOD, ()
     static = Static(
         rules=Rules(
             scale=scale,

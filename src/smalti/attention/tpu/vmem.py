@@ -44,6 +44,8 @@ def vmem_bytes(
     chip: str | None,
     operands: Sequence[tuple[int, int, int]] = (),
     score_mod: int | None = None,
+    relative: bool = False,
+    alone: bool = False,
     bias: tuple[tuple[int, int], int] | None = None,
     written_out: int = 0,
     loops: bool = True,
@@ -51,7 +53,7 @@ def vmem_bytes(
     """What a launch needs at most.
 
     operands: `block_sizes.operand_blocks`. score_mod: how many arrays with gradients one reads.
-    bias: its last two sizes, and its itemsize. written_out, loops: `pipeline.written_out`.
+    relative: whether any of them is. alone: `Walk.alone`. bias: its last two sizes, and its itemsize. written_out, loops: `pipeline.written_out`.
     """
     q, kv = blocks.major_q, blocks.major_kv
     queries, outs, keys, values = (
@@ -69,7 +71,7 @@ def vmem_bytes(
     slots = 2 * tile
     if launch == "forward":
         windows += q * 4  # lse
-        scratch = 2 * q * 4 + _sums(q, heads.Dv, blocks)
+        scratch = 0 if alone else 2 * q * 4 + _sums(q, heads.Dv, blocks)
     else:
         windows += 2 * q * 4  # lse, delta
         slots *= 2
@@ -85,7 +87,7 @@ def vmem_bytes(
                 windows += window
             else:
                 key_windows += window
-            scratch += _sums(length, dim, blocks)
+            scratch += 0 if alone and name == "dq" else _sums(length, dim, blocks)
     direction = "forward" if launch == "forward" else "backward"
     how = "float32" if itemsize == 4 else "streamed" if blocks.streamed else "held"
     dims = max(heads.D, heads.Dv)
@@ -106,7 +108,10 @@ def vmem_bytes(
     if any(rows > 1 for rows, _, _ in operands):
         tiles += tile
     if score_mod is not None:
-        tiles += tile if direction == "forward" else (2 + score_mod) * tile
+        tiles += 1.15 * tile - 80 * 2**10 if direction == "forward" else (2 + score_mod) * tile
+        if relative:  # 128 rows, moved, of what a tile reads
+            moved = 128 * (blocks.block_q + blocks.block_kv) * 4
+            tiles += 1.1 * moved if direction == "forward" else 4 * moved
     windows = 2 * windows + blocks.key_buffers * key_windows
     return int(1.02 * (windows + scratch + tiles)) + 2**16
 
