@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-import jax
 import numpy as np
+from jax import core
 
 from smalti.attention.api import attention
 from smalti.backend import target_platform
@@ -76,6 +76,6 @@ def _with_causal(block_mask: BlockMask) -> BlockMask:
 def _num_live(block_mask: BlockMask) -> int | None:
     """How many tiles are alive; None where that is traced."""
     runs = block_mask.q_runs
-    if isinstance(runs.start, jax.core.Tracer):
+    if isinstance(runs.start, core.Tracer):
         return None
     return int((np.asarray(runs.stop) - np.asarray(runs.start)).sum())

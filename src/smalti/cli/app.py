@@ -11,6 +11,7 @@ from smalti.cli.calibrate import calibrate
 from smalti.cli.compare import compare_files
 from smalti.cli.fn import fn
 from smalti.cli.masks import show
+from smalti.cli.sparse import sparse
 from smalti.cli.tune import tune
 
 _SETTINGS: dict[str, Any] = {
@@ -69,4 +70,5 @@ estimate.command("attention")(attention)
 estimate.command("fn")(fn)
 estimate.command("tune")(tune)
 estimate.command("bench")(bench)
+estimate.command("sparse")(sparse)
 estimate.command("calibrate")(calibrate)

@@ -267,9 +267,8 @@ def estimates():
         arrays = {x.name: x.array for x in inputs}
         bias, walk = arrays.get("bias"), grid.walk
         written, loops = written_out(walk)
-        mods = [mod for mod in (rules.mask, rules.score_mod) if mod is not None]
-        kinds = [x.kind for mod in mods for x in mod.operands]
         score = rules.score_mod
+        kinds = [x.kind for mod in (rules.mask, score) for x in mod.operands]
         found[name] = vmem_bytes(
             name.removeprefix("smalti_attention_"),
             grid.walk.blocks,
@@ -277,7 +276,7 @@ def estimates():
             arrays["q"].dtype.itemsize,
             chip=target_chip(),
             operands=operand_blocks(kinds, walk.blocks, walk.q_len, walk.kv_len),
-            score_mod=None if score is None else sum(x.floating for x in score.operands),
+            score_mod=sum(x.floating for x in score.operands) if score.is_given else None,
             relative="relative" in kinds,
             alone=walk.alone,
             bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),

@@ -114,9 +114,8 @@ def test_tiles_of_all_sizes(name, number):
 
 
 def check_known(walk, visible):
-    """As far as its parts need no mask, and where they do, with the mask evaluated."""
-    asked = any(part.masked for part in walk.parts)
-    return check(walk, visible.shape, visible, visible if asked else None)
+    """Where it evaluates a mask, that is the whole mask."""
+    return check(walk, visible.shape, visible, visible)
 
 
 @st.composite
@@ -124,23 +123,30 @@ def patterns(draw, most: int):
     """Masks with edges anywhere: bands, first keys, lengths, holes, and keys that nobody sees."""
     q_len, kv_len = draw(st.integers(1, most)), draw(st.integers(1, most))
     query, key = np.ix_(np.arange(q_len), np.arange(kv_len))
-    place = st.integers(-most, most)
-    band = np.ones((q_len, kv_len), bool)
-    low, high = draw(st.none() | place), draw(st.none() | place)
-    if low is not None:
-        band &= key - query >= low
-    if high is not None:
-        band &= key - query <= high
-    first = draw(st.sampled_from([0, 0, 1, 5, 64, 65, 130]))
-    visible = band | (key < first)
-    if draw(st.booleans()):
-        visible &= key >= draw(st.integers(0, most // 2))
-    if draw(st.booleans()):
-        visible &= key < draw(st.integers(0, most))
-    if draw(st.booleans()):
-        visible &= query < draw(st.integers(0, most))
+    first = key < draw(st.sampled_from([0, 1, 5, 64, 65, 130]))
+    kind = draw(st.sampled_from(["band", "streaming", "streaming", "block"]))
+    if kind == "block":  # that some strips see whole
+        rows, columns = (128 * draw(st.integers(1, 4)) for _ in range(2))
+        height = draw(st.sampled_from([128, 256]))
+        visible = first | ((key >= columns) & (query // height == rows // height))
+    else:
+        low, high = (draw(st.none() | st.integers(-most, most)) for _ in range(2))
+        if kind == "streaming":  # some way off the first keys
+            high = draw(st.integers(-100, 400))
+            low = high - draw(st.integers(0, 200))
+            first = first & (key - query <= high)
+        band = np.ones((q_len, kv_len), bool)
+        if low is not None:
+            band &= key - query >= low
+        if high is not None:
+            band &= key - query <= high
+        visible = band | first
+    edge = st.integers(0, most)
+    for token, cut in ((-key, -draw(edge) // 2), (key, draw(edge)), (query, draw(edge))):
+        if draw(st.integers(0, 2)) == 0:
+            visible &= token < cut
     if draw(st.integers(0, 3)) == 0:
-        start = draw(st.integers(0, most))
+        start = draw(edge)
         visible &= (key < start) | (key > start + draw(st.integers(0, 200)))
     return visible
 
@@ -209,6 +215,17 @@ def test_first_keys_are_computed_beside_a_window():
     assert not in_lanes.alone
     assert not any(part.place for part in in_lanes.parts)
     check_known(in_lanes, visible)
+
+
+def test_first_keys_beside_keys_that_one_strip_sees():
+    """The other strips do not see them."""
+    query, key = np.ix_(np.arange(512), np.arange(1024))
+    for strip in (0, 1):
+        visible = (key < 4) | ((query // 256 == strip) & (key >= 512))
+        walk = plan_known(cells_of(visible), Blocks(512, 1024, 256, 512, 1024))
+        assert walk is not None
+        assert any(part.place is not None for part in walk.parts)
+        check_known(walk, visible[None, None])
 
 
 def test_first_keys_in_the_tile_of_the_window():

@@ -91,7 +91,8 @@ def cells_of(visible: np.ndarray) -> Cells:
 
 
 class Call(NamedTuple):
-    """A mask bound to `SIZES`, and the ways to divide it, each with what ``rest`` shows."""
+    """A mask bound to `SIZES`, and the ways to divide it, each with what a kernel evaluates: the
+    rest, or, where there is none, all of the mask, in the parts of a known one that are no band."""
 
     mask: Any
     visible: np.ndarray
@@ -102,8 +103,11 @@ class Call(NamedTuple):
 def call_of(name: str) -> Call:
     """Of one of `MASKS`."""
     mask = MASKS[name]().bind(*SIZES)
-    divided = [(found, visible_pairs(found.rest, SIZES)) for found in divisions(mask, SIZES)]
-    return Call(mask, visible_pairs(mask, SIZES), divided)
+    visible, divided = visible_pairs(mask, SIZES), []
+    for found in divisions(mask, SIZES):
+        evaluated = visible if found.rest is None else visible_pairs(found.rest, SIZES)
+        divided.append((found, evaluated))
+    return Call(mask, visible, divided)
 
 
 def with_majors(major_q: int, major_kv: int, blocks: Blocks = BLOCKS) -> Blocks:
@@ -204,12 +208,12 @@ def check_part(part: Part, blocks: Blocks) -> None:
 
 
 def check(
-    walk: Walk, sizes: Sizes, visible: np.ndarray, rest: np.ndarray | None = None, *, exact=True
+    walk: Walk, sizes: Sizes, visible: np.ndarray, evaluated: np.ndarray | None, *, exact=True
 ) -> Visits:
-    """Whether a walk computes ``visible [B, Hq, Sq, Sk]``, where it evaluates ``rest`` (None: it
-    has nothing to evaluate). Returns what it visits.
+    """Whether a walk computes ``visible [B, Hq, Sq, Sk]``, where it evaluates a mask that says
+    ``evaluated`` (None: there is none). Returns what it visits.
 
-    exact: no tile is visited without a visible pair; nor a part, where there is no rest.
+    exact: no tile is visited without a visible pair.
     """
     batch, heads, q_len, kv_len = sizes
     found = visits(walk, batch, heads)
@@ -217,10 +221,10 @@ def check(
     assert found.computed.max(initial=0) <= 1
     assert (found.computed[real] == 1)[visible].all(), "a visible pair is left out"
     shown = found.shown & (found.computed > 0)
-    if rest is None:
+    if evaluated is None:
         assert not found.masked.any(), "there is no mask to evaluate"
     else:
-        shown[real] &= ~found.masked[real] | rest
+        shown[real] &= ~found.masked[real] | evaluated
     np.testing.assert_array_equal(shown[real], visible)
     past = found.shown[..., :q_len, kv_len:] & ~found.masked[..., :q_len, kv_len:]
     assert not past.any(), "keys that do not exist are taken for seen"
@@ -234,11 +238,11 @@ def check(
         assert walk.num_kv == 1
         assert (found.in_strips[..., :q_len] == 1).all()
     if exact:
-        check_none_is_empty(walk, sizes, visible, every_part=rest is None)
+        check_none_is_empty(walk, sizes, visible)
     return found
 
 
-def check_none_is_empty(walk: Walk, sizes: Sizes, visible: np.ndarray, every_part: bool) -> None:
+def check_none_is_empty(walk: Walk, sizes: Sizes, visible: np.ndarray) -> None:
     blocks, lists = walk.blocks, list(lists_of(walk))
     for b, h, i, j in np.ndindex(*sizes[:2], walk.num_q, walk.num_kv):
         for parts, tiles in lists[walk.list_index(b, h, i, j)]:
@@ -251,4 +255,3 @@ def check_none_is_empty(walk: Walk, sizes: Sizes, visible: np.ndarray, every_par
                     keys = slice(kv + part.kv_start, kv + part.kv_stop)
                     live.append(visible[b, h, queries, keys].any())
                 assert any(live), (parts, first_query, first_key)
-                assert not every_part or all(live), (parts, first_query, first_key)

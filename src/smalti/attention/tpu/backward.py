@@ -185,7 +185,7 @@ def score_gradients(slot: int, part: Part, place: Place, rules: Rules, refs: Ref
     final = zero_hidden(final, scores, part)
     products = final if slope is None else zero_hidden(final * slope, scores, part)
     products, operands = pull(products)
-    if rules.score_mod is not None:  # which may be NaN where hidden, and its derivative
+    if rules.score_mod.is_given:  # which may be NaN where hidden, and its derivative
         products, *operands = (zero_hidden(x, scores, part) for x in (products, *operands))
     floating = floating_operands(rules)
     return ScoreGradients(
@@ -194,8 +194,7 @@ def score_gradients(slot: int, part: Part, place: Place, rules: Rules, refs: Ref
 
 
 def floating_operands(rules: Rules) -> tuple[int, ...]:
-    mod = rules.score_mod
-    return () if mod is None else tuple(n for n, x in enumerate(mod.operands) if x.floating)
+    return tuple(n for n, x in enumerate(rules.score_mod.operands) if x.floating)
 
 
 def made_of_mod(rules: Rules, launch: Launch) -> tuple[int, ...]:
@@ -284,5 +283,5 @@ def inputs_of(grid: Grid, rules: Rules, q, k, v, dout, lse, delta, bias, mods) -
         grid.by_query("dout", dout, heads.Dv),
         grid.row("lse", lse),
         grid.row("delta", delta),
-        *grid.mods(rules, *mods, bias),
+        *grid.mods(rules, mods, bias),
     ]

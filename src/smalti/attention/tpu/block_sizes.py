@@ -14,7 +14,7 @@ from smalti import block_table
 from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.tpu.known import Cells, plan_known
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.mods import KernelMod
+from smalti.attention.tpu.mods import NO_MOD, KernelMod
 from smalti.attention.tpu.pipeline import written_out
 from smalti.attention.tpu.tiles import Band, Blocks
 from smalti.attention.tpu.vmem import Launch, vmem_bytes
@@ -66,8 +66,8 @@ def choose(
     block_sizes: BlockSizes | None,
     band: Band | None = None,
     cells: Cells | None = None,
-    mask: KernelMod | None = None,
-    score_mod: KernelMod | None = None,
+    mask: KernelMod = NO_MOD,
+    score_mod: KernelMod = NO_MOD,
     bias: tuple[tuple[int, int], int] | None = None,
 ) -> Blocks:
     """The blocks of a direction's launches. ``bias``: as for `vmem_bytes`.
@@ -89,8 +89,8 @@ def choose(
         )
     width = MXU_WIDTH.get(chip or "", UNKNOWN_MXU_WIDTH)
     streamed = 3 * max(heads.D, heads.Dv) >= 2 * width
-    kinds = [x.kind for mod in (mask, score_mod) if mod is not None for x in mod.operands]
-    floating = 0 if score_mod is None else sum(x.floating for x in score_mod.operands)
+    kinds = [x.kind for mod in (mask, score_mod) for x in mod.operands]
+    floating = sum(x.floating for x in score_mod.operands) if score_mod.is_given else None
     large = "tile" in kinds or (bias is not None and 1 not in bias[0])
     most = MOST_MAJOR_WITH_BIAS if large else MOST_MAJOR
 
@@ -147,7 +147,7 @@ def choose(
                 itemsize,
                 chip=chip,
                 operands=operand_blocks(kinds, blocks, q_len, kv_len),
-                score_mod=None if score_mod is None else floating,
+                score_mod=floating,
                 relative="relative" in kinds,
                 alone=alone,
                 bias=bias,

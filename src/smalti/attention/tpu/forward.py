@@ -154,7 +154,7 @@ def forward(
         grid.by_query("q", q, heads.D),
         grid.by_key("k", k, heads.D),
         grid.by_key("v", v, heads.Dv),
-        *grid.mods(rules, *mods, bias),
+        *grid.mods(rules, mods, bias),
     ]
     if sinks is not None:
         inputs.append(grid.scalars("sinks", sinks[None]))

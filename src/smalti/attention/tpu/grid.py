@@ -148,11 +148,11 @@ class Grid:
         array = array.reshape(-1).reshape(array.shape)
         return Block(name, array, pl.BlockSpec(memory_space=pltpu.SMEM))
 
-    def mods(self, rules: Rules, mask, score_mod, bias) -> list[Block]:
+    def mods(self, rules: Rules, operands: tuple[tuple, tuple], bias) -> list[Block]:
         """What mask, ``score_mod`` and bias read."""
+        mask, score_mod = operands
         blocks = self.operands("mask", rules.mask, mask)
-        if rules.score_mod is not None:
-            blocks += self.operands("score_mod", rules.score_mod, score_mod)
+        blocks += self.operands("score_mod", rules.score_mod, score_mod)
         if bias is not None:
             blocks.append(self.like_bias("bias", bias))
         return blocks

@@ -102,9 +102,12 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
     """The walk over a known mask, or None where its tiles are of too many classes."""
     planner = Planner(cells, blocks)
     num_q, num_kv = -(-cells.q_len // blocks.major_q), -(-cells.kv_len // blocks.major_kv)
-    lists = [planner.tiles(i, j) for i, j in itertools.product(range(num_q), range(num_kv))]
-    if any(found is None for found in lists):
-        return None
+    lists = []
+    for i, j in itertools.product(range(num_q), range(num_kv)):
+        found = planner.tiles(i, j)
+        if found is None:
+            return None
+        lists.append(found)
     counted = num_kv > 1 or num_q > MOST_LISTS
     every = sorted({parts for found in lists for parts in found}, key=planner.order.index)
     if len(every) > MOST_CLASSES:

@@ -69,6 +69,10 @@ class KernelMod:
     equations: tuple[Any, ...]
     result: Any
 
+    @property
+    def is_given(self) -> bool:
+        return self.result is not None
+
     def __call__(self, operands: Sequence[Any], *arguments):
         """The function over a tile. Operands and arguments broadcast to ``[keys, queries]``."""
         values = {**self.constants, **dict(zip(self.arguments, arguments, strict=True))}
@@ -114,7 +118,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             needed.add(variable)
             for x in equation.invars:
                 need(x)
-        elif variable.aval.dtype == bool and facts.reads_large(variable, sizes):
+        elif jnp.result_type(variable.aval) == bool and facts.reads_large(variable, sizes):
             hoisted.append(variable)
         else:
             raise NotImplementedError(
@@ -124,9 +128,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             )
 
     need(program.result)
-    operands = tuple(
-        Operand(facts.kind(x), bool(jnp.issubdtype(x.aval.dtype, jnp.floating))) for x in hoisted
-    )
+    operands = tuple(Operand(facts.kind(x), _is_floating(x)) for x in hoisted)
     made = tuple(
         _outside(program, mod.captured, variable, facts, operand, sizes)
         for variable, operand in zip(hoisted, operands, strict=True)
@@ -211,6 +213,30 @@ def _inline(jaxpr, constants, arguments) -> list:
     return [_read(values, x) for x in jaxpr.outvars]
 
 
+class Linear(NamedTuple):
+    """``q · q_idx + k · kv_idx + constant``"""
+
+    q: int
+    k: int
+    constant: int
+
+    @property
+    def is_constant(self) -> bool:
+        return self.q == self.k == 0
+
+    @property
+    def reads(self) -> frozenset[str]:
+        if self.q == -self.k != 0:
+            return frozenset((DIFFERENCE,))
+        return frozenset(name for name, n in ((Q, self.q), (K, self.k)) if n)
+
+    def times(self, n: int) -> Linear:
+        return Linear(self.q * n, self.k * n, self.constant * n)
+
+    def plus(self, other: Linear) -> Linear:
+        return Linear(self.q + other.q, self.k + other.k, self.constant + other.constant)
+
+
 class _Facts:
     """Of every variable, what it depends on."""
 
@@ -225,14 +251,15 @@ class _Facts:
         self.arrays_of = {x: {x} if x in program.arrays else set() for x in inputs}
         # Of what it is made of, the last that is not `CHEAP`; numbers are operands anyway.
         self.expensive = {x: set() for x in inputs}
-        # Where a variable is m · q_idx + n · kv_idx + constant: (m, n, constant).
-        self.linear = {x: {Q: (1, 0, 0), K: (0, 1, 0)}.get(n) for x, n in
-                       zip(program.arguments, names, strict=True)}  # fmt: skip
+        indices = {Q: Linear(1, 0, 0), K: Linear(0, 1, 0)}
+        self.linear: dict[Any, Linear | None] = {
+            x: indices.get(n) for x, n in zip(program.arguments, names, strict=True)
+        }
         for equation in program.equations:
             linear = self._linear(equation)
             if linear is not None and equation.primitive.name not in COMPARISONS:
-                reads = _reads_of(linear)
-            elif linear is not None and _reads_of(linear) == {DIFFERENCE}:
+                reads = linear.reads
+            elif linear is not None and linear.reads == {DIFFERENCE}:
                 reads = frozenset((DIFFERENCE,))
             else:
                 reads = frozenset().union(*(self._reads(x) for x in equation.invars))
@@ -259,7 +286,7 @@ class _Facts:
     def _reads(self, variable) -> frozenset[str]:
         return frozenset() if isinstance(variable, Constant) else self.reads[variable]
 
-    def _linear(self, equation):
+    def _linear(self, equation) -> Linear | None:
         """Of the result, or, for a comparison, of the difference that it compares with 0."""
         name, inputs = equation.primitive.name, equation.invars
         if name == "convert_element_type":
@@ -267,38 +294,33 @@ class _Facts:
             return self._linear_of(inputs[0]) if integer else None
         if name not in ("add", "sub", "mul", "neg", *COMPARISONS):
             return None
-        forms = [self._linear_of(x) for x in inputs]
-        if None in forms:
+        forms = [form for form in map(self._linear_of, inputs) if form is not None]
+        if len(forms) < len(inputs):
             return None
         if name == "neg":
-            return tuple(-n for n in forms[0])
+            return forms[0].times(-1)
         a, b = forms
-        if name == "add":
-            return tuple(x + y for x, y in zip(a, b, strict=True))
         if name == "mul":
-            a, b = (b, a) if a[:2] == (0, 0) else (a, b)
-            return tuple(x * b[2] for x in a) if b[:2] == (0, 0) else None
-        return tuple(x - y for x, y in zip(a, b, strict=True))
+            a, b = (b, a) if a.is_constant else (a, b)
+            return a.times(b.constant) if b.is_constant else None
+        return a.plus(b if name == "add" else b.times(-1))
 
-    def _linear_of(self, variable):
+    def _linear_of(self, variable) -> Linear | None:
         if not isinstance(variable, Constant):
             return self.linear.get(variable)
         number = variable.val
         whole = np.ndim(number) == 0 and jnp.issubdtype(jnp.result_type(number), jnp.integer)
-        return (0, 0, int(number)) if whole else None
-
-
-def _reads_of(linear) -> frozenset[str]:
-    q, k, _ = linear
-    if q == -k != 0:
-        return frozenset((DIFFERENCE,))
-    return frozenset(name for name, n in ((Q, q), (K, k)) if n)
+        return Linear(0, 0, int(number)) if whole else None
 
 
 def _is_elementwise(equation) -> bool:
     """Scalars in, one scalar out: over a tile it is the same, element by element."""
     atoms = [*equation.invars, *equation.outvars]
     return len(equation.outvars) == 1 and all(x.aval.shape == () for x in atoms)
+
+
+def _is_floating(variable) -> bool:
+    return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
 
 
 def _outside(program: _Program, captured, variable, facts: _Facts, operand: Operand, sizes: Sizes):

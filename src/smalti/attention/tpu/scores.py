@@ -39,7 +39,7 @@ class Rules:
     scale: float
     softcap: float | None
     mask: KernelMod
-    score_mod: KernelMod | None
+    score_mod: KernelMod
     q_len: int  # queries that exist
     precision: Any  # of products
 
@@ -56,7 +56,7 @@ class Rules:
     def scaled(self, products):
         """In base 2, or, where a cap is to come, what its tanh takes; for a ``score_mod``, its
         scores."""
-        if self.score_mod is not None:
+        if self.score_mod.is_given:
             return products * self.scale
         if self.softcap is None:
             return products * (self.scale * LOG2_E)
@@ -64,7 +64,7 @@ class Rules:
 
     def capped(self, scaled):
         """Scores in base 2 and the derivative of the cap, or None without one."""
-        if self.score_mod is None:
+        if not self.score_mod.is_given:
             hidden = None
         else:
             hidden = scaled == -jnp.inf  # and a cap leaves it so
@@ -80,7 +80,7 @@ class Rules:
 
 def modified(scaled, part: Part, place: Place, rules: Rules, refs):
     """``scaled``, as `Rules.scaled` gives it, after ``score_mod``."""
-    if rules.score_mod is None:
+    if not rules.score_mod.is_given:
         return scaled
     operands = _loaded(rules.score_mod, refs.score_mod, part, place)
     return _apply(rules.score_mod, scaled, operands, part, place)
@@ -90,7 +90,7 @@ def modified_with_gradient(scaled, part: Part, place: Place, rules: Rules, refs)
     """The same, and a function from gradients of what is returned to those of ``scaled`` and of the
     floating operands, the latter as tiles."""
     mod = rules.score_mod
-    if mod is None:
+    if not mod.is_given:
         return scaled, lambda cotangent: (cotangent, [])
     operands = _loaded(mod, refs.score_mod, part, place)
     floating = [n for n, operand in enumerate(mod.operands) if operand.floating]
@@ -193,14 +193,14 @@ def _outside_band(tile, part: Part, band: Band, value: float):
 
 
 def _hide_by_mask(scores, part: Part, place: Place, rules: Rules, refs):
-    visible = None
-    if rules.mask.result is not None:
+    visible: Any = None
+    if rules.mask.is_given:
         loaded = _loaded(rules.mask, refs.mask, part, place)
         indices = place.q_indices(part), place.kv_indices(part)
         visible = rules.mask(loaded, place.b, place.h, *indices)
     if part.guarded:  # what these see may be NaN where nobody else sees it
         visible = _and(visible, place.q_indices(part) < rules.q_len)
-    if rules.score_mod is not None or refs.bias is not None:
+    if rules.score_mod.is_given or refs.bias is not None:
         visible = _and(visible, scores != -jnp.inf)
     if refs.bias is not None:
         bias = bias_tile(refs.bias, place.queries(part), place.keys(part))

@@ -74,10 +74,10 @@ def pallas(
     sizes = batch, num_heads, q_len, kv_len
     whole_lanes = D % LANES == 0 and Dv % LANES == 0
     heads = Heads(batch, num_heads, kv_heads, D, Dv, layout if whole_lanes else "BHDS")
-    score, score_operands = None, ()
+    score, score_operands = mods.NO_MOD, ()
     if score_mod is not None:
         score, score_operands = mods.split(score_mod, sizes, "score_mod")
-    may_hide = bias is not None or score is not None
+    may_hide = bias is not None or score.is_given
     elementwise = mask.mask if isinstance(mask, BlockMask) else mask
     band = mods.find_band(mods.traced_mask(elementwise), sizes)
 
@@ -100,7 +100,7 @@ def pallas(
         return plan(divided, sizes, blocks, may_hide=may_hide, may_evaluate=not whole_scores)
 
     own = choice_of_blocks.of_block_mask(mask.grid) if isinstance(mask, BlockMask) else None
-    mask_mod, mask_operands, walks = mods.NO_MOD, (), (None, None)
+    mask_mod, mask_operands, walks = mods.NO_MOD, (), []
     for divided in divisions(mask if own else elementwise, sizes):
         rest = divided.rest.mask if isinstance(divided.rest, BlockMask) else divided.rest
         if rest is None and not may_hide:  # what of a known mask is no band
@@ -108,8 +108,9 @@ def pallas(
         mask_mod, mask_operands = mods.NO_MOD, ()
         if rest is not None:
             mask_mod, mask_operands = mods.split(mods.traced_mask(rest), sizes, "mask")
-        walks = tuple(walk_of(which, divided, mask_mod) for which in ("forward", "backward"))
-        if None not in walks:
+        found = [walk_of(which, divided, mask_mod) for which in ("forward", "backward")]
+        walks = [walk for walk in found if walk is not None]
+        if len(walks) == 2:
             break
     if not any(part.masked for walk in walks for part in walk.parts):
         mask_mod, mask_operands = mods.NO_MOD, ()
@@ -128,7 +129,7 @@ def pallas(
     )
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
-    arrays = (q, k, v, bias, sinks, mask_operands, score_operands, walks)
+    arrays = (q, k, v, bias, sinks, mask_operands, score_operands, tuple(walks))
     out, lse = cast(Any, _attend)(static, *vary_over(arrays, varying_axes(arrays)))
     return out, lse
 
@@ -230,7 +231,7 @@ def _backward(static: Static, residuals, cotangents):
 
 
 def _padded_mods(rules: Rules, walk: tiles.Walk, mask, score_mod) -> tuple[tuple, tuple]:
-    score = () if rules.score_mod is None else operands.padded(rules.score_mod, score_mod, walk)
+    score = operands.padded(rules.score_mod, score_mod, walk)
     return operands.padded(rules.mask, mask, walk), score
 
 

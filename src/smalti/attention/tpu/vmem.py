@@ -53,7 +53,8 @@ def vmem_bytes(
     """What a launch needs at most.
 
     operands: `block_sizes.operand_blocks`. score_mod: how many arrays with gradients one reads.
-    relative: whether any of them is. alone: `Walk.alone`. bias: its last two sizes, and its itemsize. written_out, loops: `pipeline.written_out`.
+    relative: whether any of them is. alone: `Walk.alone`. bias: its last two sizes, and its
+    itemsize. written_out, loops: `pipeline.written_out`.
     """
     q, kv = blocks.major_q, blocks.major_kv
     queries, outs, keys, values = (
