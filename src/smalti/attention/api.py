@@ -62,10 +62,10 @@ def attention(
       layout: "BSHD" as above, or "BHSD": q ``[B, Hq, Sq, D]`` and so on, the result too.
       return_lse: also return the logarithm of the softmax's denominator, sinks included.
       implementation: "reference", "blockwise", "pallas", or None to pick: on a TPU "pallas", but
-        "blockwise" for what its kernels do not take yet: a ``score_mod``, float16, a `BlockMask`,
-        a mask that is a function or an array; elsewhere "blockwise". `explain_choice` says which
-        and why. A named one never falls back. "reference" alone has derivatives in forward mode
-        and of second order.
+        "blockwise" for what its kernels cannot do: float16, and a ``score_mod`` or mask that reads
+        an array at an index of query and key that is not their difference; elsewhere "blockwise".
+        `explain_choice` says which and why. A named one never falls back. "reference" alone has
+        derivatives in forward mode and of second order.
       block_sizes: `BlockSizes`, for implementations with tiles; None picks them. With a
         `BlockMask` they are its own.
       interpret: for "pallas": True, or a ``pltpu.InterpretParams``, runs the kernels in an

@@ -47,7 +47,7 @@ def choose(
         choice = Choice("pallas", platform, "Pallas kernels that visit only live tiles")
     else:
         choice = Choice(
-            "blockwise", platform, f"plain JAX; the Pallas kernels cannot do this yet: {why}"
+            "blockwise", platform, f"plain JAX; the Pallas kernels cannot do this: {why}"
         )
     if choice.implementation == "pallas":
         if implementation is not None and (why := refusal()) is not None:

@@ -118,7 +118,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             needed.add(variable)
             for x in equation.invars:
                 need(x)
-        elif jnp.result_type(variable.aval) == bool and facts.reads_large(variable, sizes):
+        elif jnp.issubdtype(variable.aval.dtype, jnp.bool_) and facts.reads_large(variable, sizes):
             hoisted.append(variable)
         else:
             raise NotImplementedError(
