@@ -199,6 +199,14 @@ MORE = {
         vmapped=True,
     ),
     "64 bits": Variant(mask=document, traced=((B, 512),), x64=True),
+    "many major blocks, window": Variant(
+        B=8,
+        Hq=4,
+        Hkv=2,
+        S=32768,
+        mask=lambda: masks.streaming(sinks=4, window=512),
+        blocks=None,
+    ),
     "many major blocks": Variant(
         B=8,
         Hq=4,

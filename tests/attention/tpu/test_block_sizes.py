@@ -1,14 +1,19 @@
 """Tile sizes: legal, small enough, and refused with advice where they are not."""
 
+import functools
 import itertools
 from typing import Any
 
 import pytest
 
-from smalti import BlockSizes
-from smalti.attention.tpu import block_sizes, masking
+from smalti import BlockSizes, masks
+from smalti.attention.tpu import block_sizes
+from smalti.attention.tpu.known import find_cells, plan_known
 from smalti.attention.tpu.layout import Heads
+from smalti.attention.tpu.mods import NO_MOD, KernelMod, Operand
+from smalti.attention.tpu.pipeline import written_out
 from smalti.attention.tpu.vmem import vmem_bytes
+from smalti.masks.tiles import TileGrid
 
 CHIPS = [None, *block_sizes.VMEM_LIMIT]
 
@@ -28,6 +33,10 @@ def choose(direction: Any = "forward", q_len=4096, kv_len=4096, **options):
     return block_sizes.choose(direction, q_len=q_len, kv_len=kv_len, **options)
 
 
+def mod_of(*kinds: Any, floating: bool = False) -> KernelMod:
+    return KernelMod(tuple(Operand(kind, floating) for kind in kinds), (), {}, (), (), result=kinds)
+
+
 LENGTHS = [(1, 1), (128, 129), (700, 1), (4096, 4096), (1, 100_000), (100_000, 1000)]
 
 
@@ -40,18 +49,90 @@ def test_blocks_are_legal_and_fit_in_vmem(direction, chip):
             blocks = choose(
                 direction, q_len, kv_len, chip=chip, bias=bias, heads=heads, itemsize=itemsize
             )
-            assert blocks.block_q % blocks.cut_q == blocks.block_q % 128 == 0
-            assert blocks.block_kv % 128 == 0
-            assert blocks.major_q % blocks.block_q == blocks.major_kv % blocks.block_kv == 0
-            # Tokens of padding are few, but for what a register of lanes takes.
-            for size, length in ((blocks.block_q, q_len), (blocks.block_kv, kv_len)):
-                assert -(-length // size) * size <= max(128, (-(-length // 128) * 128) * 16 / 15)
+            check_legal(blocks, q_len, kv_len)
+            assert blocks.keys_in_lanes == (heads.layout == "BHDS")
             all_keys = kv_len <= blocks.major_kv
             for launch in block_sizes._launches(direction, all_keys, bias is not None):
                 need = vmem_bytes(launch, blocks, heads, itemsize, chip=chip, bias=bias)
                 assert need <= block_sizes.vmem_limit(chip), (launch, blocks, heads, itemsize)
             if bias is None or 1 in bias[0]:
                 assert max(blocks.major_q, blocks.major_kv) <= block_sizes.MOST_MAJOR
+
+
+def check_legal(blocks, q_len: int, kv_len: int):
+    assert blocks.block_q % blocks.cut_q == blocks.block_q % 128 == 0
+    assert blocks.block_kv % 128 == 0
+    assert blocks.major_q % blocks.block_q == blocks.major_kv % blocks.block_kv == 0
+    # Tokens of padding are few, but for what a register of lanes takes.
+    for size, length in ((blocks.block_q, q_len), (blocks.block_kv, kv_len)):
+        assert -(-length // size) * size <= max(128, (-(-length // 128) * 128) * 16 / 15)
+
+
+MODS = {
+    "rows": (("q", "kv", "number"), ()),
+    "relative": (("relative",), ("relative", "q")),
+    "tile": (("tile", "kv"), ()),
+    "score_mod of many": ((), ("q", "kv", "relative", "number")),
+}
+
+
+@pytest.mark.parametrize("name", MODS)
+@pytest.mark.parametrize("chip", ["v5e", "v6e"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_what_mods_read_fits_in_vmem_as_well(direction, chip, name):
+    kinds, of_scores = MODS[name]
+    mask = mod_of(*kinds)
+    score_mod = mod_of(*of_scores, floating=True) if of_scores else NO_MOD
+    for (q_len, kv_len), D in itertools.product(LENGTHS, (64, 256)):
+        heads = heads_of(D)
+        blocks = choose(
+            direction, q_len, kv_len, chip=chip, heads=heads, mask=mask, score_mod=score_mod
+        )
+        check_legal(blocks, q_len, kv_len)
+        operands = block_sizes.operand_blocks([*kinds, *of_scores], blocks, q_len, kv_len)
+        assert len(operands) == len([x for x in (*kinds, *of_scores) if x != "number"])
+        for launch in block_sizes._launches(direction, kv_len <= blocks.major_kv, False):
+            need = vmem_bytes(
+                launch, blocks, heads, 2, chip=chip, operands=operands,
+                score_mod=len(of_scores) if of_scores else None,
+                relative="relative" in (*kinds, *of_scores),
+            )  # fmt: skip
+            assert need <= block_sizes.vmem_limit(chip), (launch, blocks, heads)
+        most = block_sizes.MOST_MAJOR_WITH_BIAS if "tile" in kinds else block_sizes.MOST_MAJOR
+        assert max(blocks.major_q, blocks.major_kv) <= most
+
+
+def test_what_of_an_operand_is_in_vmem():
+    blocks = choose(q_len=3000, kv_len=5000)
+    find = functools.partial(block_sizes.operand_blocks, blocks=blocks, q_len=3000, kv_len=5000)
+    assert find(["number"]) == []
+    assert find(["q", "kv"]) == [(1, blocks.major_q, 4), (1, blocks.major_kv, 4)]
+    ((rows, columns, _),) = find(["relative"])  # all of it, padded as queries and keys are
+    assert rows == 1
+    assert columns >= 3000 + 5000 - 1
+    assert columns % 128 == 0
+    assert find(["tile"]) == [(blocks.major_q, blocks.major_kv, 2)]
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_blocks_of_known_masks_fit_with_the_tiles_that_are_written_out(direction):
+    for mask, length in [(masks.causal(), 8192), (masks.sliding_window(512), 4096)]:
+        sizes = 1, 1, length, length
+        cells = find_cells(mask.bind(*sizes), sizes)
+        assert cells is not None
+        for D, chip in itertools.product((64, 128, 256), ("v5e", "v6e", "v7x")):
+            heads = heads_of(D)
+            blocks = choose(direction, length, length, chip=chip, heads=heads, cells=cells)
+            check_legal(blocks, length, length)
+            walk = plan_known(cells, blocks)
+            assert walk is not None
+            written, loops = written_out(walk)
+            for launch in block_sizes._launches(direction, length <= blocks.major_kv, False):
+                need = vmem_bytes(
+                    launch, blocks, heads, 2, chip=chip, written_out=written, loops=loops,
+                    alone=walk.alone,
+                )  # fmt: skip
+                assert need <= block_sizes.vmem_limit(chip), (launch, blocks, heads)
 
 
 def test_the_callers_sizes_are_kept_and_cut_down_to_the_sequence():
@@ -178,4 +259,20 @@ def test_what_is_in_the_table_is_legal_and_fits_as_it_is(number):
     ],
 )
 def test_names_of_masks_in_the_table(band, name):
-    assert masking.name_in_table(band) == name
+    assert block_sizes.name_in_table(band) == name
+
+
+@pytest.mark.parametrize(
+    ("grid", "sizes"),
+    [
+        (TileGrid(1, 1, 1024, 2048, 256, 512), (256, 512)),
+        (TileGrid(1, 1, 100, 2048, 100, 512), (128, 512)),  # one tile: filled up
+        (TileGrid(1, 1, 512, 1000, 512, 1000), (512, 1024)),
+        (TileGrid(1, 1, 1024, 2048, 100, 512), None),
+        (TileGrid(1, 1, 1024, 4096, 1024, 512), None),
+        (TileGrid(1, 1, 1024, 4096, 256, 2048), None),
+    ],
+)
+def test_the_tiles_of_a_block_mask(grid, sizes):
+    found = block_sizes.of_block_mask(grid)
+    assert found == (None if sizes is None else BlockSizes(*sizes))

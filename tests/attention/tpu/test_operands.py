@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from smalti.attention.tpu import operands
 from smalti.attention.tpu.mods import KernelMod, Operand
@@ -33,12 +34,38 @@ def in_kernel(function, like, *arrays):
     return np.asarray(pl.pallas_call(kernel, like, interpret=True)(*arrays))
 
 
+real_roll = pltpu.roll
+
+
+def roll(x, shift, axis, *, stride, stride_axis):
+    """`pltpu.roll`, whose interpretation takes seconds to compile: a row at a time."""
+    assert (axis, stride_axis) == (1, 0)
+    row, lane = (jax.lax.broadcasted_iota(jnp.int32, x.shape, n) for n in (0, 1))
+    return jnp.take_along_axis(x, (lane - shift - stride * row) % x.shape[1], axis=1)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(operands.pltpu, "roll", roll)
+
+
+@pytest.mark.parametrize("shift", [0, 1, 121, 128])
+def test_rolls_are_those_of_the_fixture(shift):
+    x = normal(8, 128)
+    options = {"shift": shift, "axis": 1, "stride": 1, "stride_axis": 0}
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    rolled = in_kernel(functools.partial(real_roll, **options), like, x)
+    np.testing.assert_array_equal(rolled, roll(x, **options))
+    assert (rolled[1, (shift + 1) % 128] == x[1, 0]) and (rolled[0, shift % 128] == x[0, 0])
+
+
 def by_difference(row, keys: int, queries: int):
     """By plain indexing: of a row by ``query − key``, that of ``−keys``, rounded up, first."""
     query, key = np.arange(queries)[None, :], np.arange(keys)[:, None]
     return row[0, query - key + round_up(keys)]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("keys", KEYS)
 def test_a_row_by_difference(keys, queries):
@@ -48,6 +75,7 @@ def test_a_row_by_difference(keys, queries):
     np.testing.assert_array_equal(in_kernel(load, like, row), by_difference(row, keys, queries))
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("queries", QUERIES)
 @pytest.mark.parametrize("keys", KEYS)
 def test_sums_by_difference(keys, queries):
@@ -61,8 +89,9 @@ def test_sums_by_difference(keys, queries):
     summed = in_kernel(operands._sum_by_difference, like, tile)
     np.testing.assert_allclose(summed, expected, rtol=1e-5, atol=1e-4)
     row = normal(1, length, seed=1)
-    a, b = (summed.astype(float) * row).sum(), (tile.astype(float) * by_difference(row, keys, queries)).sum()  # fmt: skip
-    np.testing.assert_allclose(a, b, rtol=1e-4)
+    by_sums = (summed.astype(float) * row).sum()
+    by_tile = (tile.astype(float) * by_difference(row, keys, queries)).sum()
+    np.testing.assert_allclose(by_sums, by_tile, rtol=1e-4)
 
 
 BLOCKS = Blocks(256, 384, 128, 512, 768)
@@ -70,35 +99,45 @@ BLOCKS = Blocks(256, 384, 128, 512, 768)
 
 def walk_of(q_len: int, kv_len: int) -> Walk:
     classes = ((TileClass((Part(0, 256, 0, 384),), None),),)
-    lists = np.array([[[1, 1 << 16 | 3]]], np.int32)
+    lists = np.array([[[2, 1 << 16 | 3, 1]]], np.int32)
     return Walk(lists, None, None, classes, BLOCKS, q_len, kv_len, (1, 1), True, True)
 
 
 WALK = walk_of(700, 900)
 # Where a tile is, in the second major blocks of queries and of keys.
 PLACE = Place(
-    b=1, h=2, q=256, kv=384, q_global=512 + 256, kv_global=768 + 384, kv_major=768,
+    b=1, h=2, q=0, kv=128, q_global=512, kv_global=768 + 128, kv_major=768,
     kv_padded=WALK.kv_padded,
 )  # fmt: skip
 PARTS = [
     Part(0, 256, 0, 384),
     Part(128, 256, 128, 256),
+    Part(128, 256, 0, 128),
     Part(0, 128, 256, 272),
     Part(128, 256, 0, 16, place=384),  # the first keys of the major block
 ]
 
 
+# The tiles of a relative operand lie on a grid.
+BY_PART = [
+    (kind, part)
+    for kind in ("number", "q", "kv", "relative", "tile")
+    for part in PARTS
+    if kind != "relative" or part.place is None
+]
+
+
 def indices_of(part: Part):
     """Queries ``[1, n]`` and keys ``[n, 1]`` in the sequence."""
-    query = 768 + np.arange(part.q_start, part.q_stop)[None, :]
-    key = (768 if part.place is not None else 1152) + np.arange(part.kv_start, part.kv_stop)
+    query = 512 + np.arange(part.q_start, part.q_stop)[None, :]
+    key = (768 if part.place is not None else 896) + np.arange(part.kv_start, part.kv_stop)
     return query, key[:, None]
 
 
 def test_the_place_of_a_tile():
     at = SimpleNamespace(b=1, hkv=1, g=0, i=1, j=1)
     grid = SimpleNamespace(walk=WALK, q_head=lambda at: 2 * at.hkv + at.g)
-    assert operands.place_of(0, WALK.lists[0], at, grid) == PLACE
+    assert operands.place_of(1, WALK.lists[0], at, grid) == PLACE
     for part in PARTS:
         query, key = indices_of(part)
         np.testing.assert_array_equal(PLACE.q_indices(part), query)
@@ -139,8 +178,8 @@ def padded(kind: str, array) -> np.ndarray:
     return np.asarray(found)
 
 
-@pytest.mark.parametrize("part", PARTS, ids=range(len(PARTS)))
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("kind", "part"), BY_PART)
 def test_operands_are_loaded_by_part(kind, part):
     operand, array = Operand(kind, True), drawn(kind)
     query, key = indices_of(part)
@@ -169,8 +208,8 @@ def test_operands_are_loaded_by_part(kind, part):
 INSIDE = Place(0, 0, 256, 384, 256, 384, 0, WALK.kv_padded)
 
 
-@pytest.mark.parametrize("part", PARTS, ids=range(len(PARTS)))
-@pytest.mark.parametrize("kind", ["number", "q", "kv", "relative"])
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(("kind", "part"), [x for x in BY_PART if x[0] != "tile"])
 def test_gradients_are_added_where_the_operand_was_read(kind, part):
     operand, array = Operand(kind, True), drawn(kind)[:1, :1]
     q = INSIDE.q_global + np.arange(part.q_start, part.q_stop)[None, :]

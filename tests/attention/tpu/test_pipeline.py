@@ -47,9 +47,9 @@ class Fake:
             pipeline.run(walk, tiles, SimpleNamespace(i=i), self.fill, self.use)
 
 
-def walk_of(tiles, *lists, streamed=False):
+def walk_of(tiles, *lists, streamed=False, alone=False):
     blocks = Blocks(128, 128, 128, 128, 128, streamed=streamed)
-    return Walk(tiles, None, None, lists, blocks, 128, 128, False, False)
+    return Walk(tiles, None, None, lists, blocks, 128, 128, (1, 1), False, False, alone)
 
 
 def classes_of(counts):
@@ -62,35 +62,47 @@ def check(fake, counts):
 
 
 @pytest.mark.parametrize(
-    ("count", "streamed", "expected"),
+    ("count", "streamed", "alone", "expected"),
     [
-        (4, True, (4, False)),
-        (5, True, (1, True)),
-        (6, True, (2, True)),
-        (9, False, (9, False)),
-        (10, False, (2, True)),
+        (4, True, False, (4, False)),
+        (5, True, False, (1, True)),
+        (6, True, False, (2, True)),
+        (9, False, False, (9, False)),
+        (10, False, False, (2, True)),
+        # Turns are of four, which share no sums.
+        (4, True, True, (4, False)),
+        (5, True, True, (1, True)),
+        (6, True, True, (2, True)),
+        (8, True, True, (4, True)),
+        (9, True, True, (1, True)),
+        (9, False, True, (9, False)),
+        (12, False, True, (4, True)),
+        (13, False, True, (1, True)),
     ],
 )
-def test_how_many_tiles_are_written_out(count, streamed, expected):
-    walk = walk_of(None, (TileClass(CLASSES[0], count),), streamed=streamed)
+def test_how_many_tiles_are_written_out(count, streamed, alone, expected):
+    walk = walk_of(None, (TileClass(CLASSES[0], count),), streamed=streamed, alone=alone)
     assert pipeline.written_out(walk) == expected
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("count", range(21))
-def test_one_class_of_known_count(count, streamed):
+def test_one_class_of_known_count(count, streamed, alone):
     fake = Fake()
-    fake.run(walk_of(None, (TileClass(CLASSES[0], count),), streamed=streamed), None)
+    classes = (TileClass(CLASSES[0], count),)
+    fake.run(walk_of(None, classes, streamed=streamed, alone=alone), None)
     check(fake, [count])
     assert fake.filled == list(range(count)), "each is filled once"
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("counts", list(itertools.product((1, 2, 9, 10, 11, 20), repeat=2)))
 @pytest.mark.parametrize("last", [0, 1, 12])
-def test_several_classes_of_known_counts(counts, last):
+def test_several_classes_of_known_counts(counts, last, alone):
     counts = [*counts, *([last] if last else [])]
     fake = Fake()
-    fake.run(walk_of(None, classes_of(counts)), None)
+    fake.run(walk_of(None, classes_of(counts), alone=alone), None)
     check(fake, counts)
     assert fake.filled == list(range(sum(counts)))
 

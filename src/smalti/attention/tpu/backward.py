@@ -62,7 +62,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     assert refs.lse.shape == refs.delta.shape == (1, blocks.major_q), refs.lse.shape
     assert refs.scores.shape == refs.dweights.shape == (2, *walk.tile_shape)
     makes_dq, makes_dkv = refs.dq is not None, refs.dk is not None
-    at = grid.ids()
+    at = grid.ids(refs)
 
     if makes_dq and not walk.alone:
 
@@ -236,9 +236,10 @@ def _launch(
 ):  # fmt: skip
     blocks, makes = walk.blocks, MAKES[launch]
     if launch == "backward_dq":
-        grid = Grid(heads, walk, order=("b", "hkv", "g", "i", "j"), sums=("j",))
+        grid = Grid.by_queries(heads, walk)
     else:
-        grid = Grid(heads, walk, order=("b", "hkv", "j", "g", "i"), sums=("g", "i"))
+        by_key = any(rules.score_mod.operands[n].kind == "kv" for n in made_of_mod(rules, launch))
+        grid = Grid.by_keys(heads, walk, head_by_head=by_key or walk.num_kv == 1)
     inputs = inputs_of(grid, rules, q, k, v, dout, lse, delta, bias, mods)
     tile = pltpu.VMEM((2, *walk.tile_shape), jnp.float32)
     outputs, scratch = [], {"scores": tile, "dweights": tile}

@@ -29,7 +29,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     num_q, num_kv = dbias_ref.shape
     assert num_q in (1, blocks.major_q), dbias_ref.shape
     assert num_kv in (1, blocks.major_kv), dbias_ref.shape
-    at = grid.ids()
+    at = grid.ids(refs)
 
     @pl.when(grid.is_first(at, *grid.sums))
     def _():

@@ -40,7 +40,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     assert out_ref.shape == heads.block(blocks.major_q, heads.Dv), out_ref.shape
     assert lse_ref.shape == (1, blocks.major_q), lse_ref.shape
     assert scores_ref.shape == (2, *walk.tile_shape), scores_ref.shape
-    at = grid.ids()
+    at = grid.ids(refs)
 
     # What every query of the walk is met once with needs no sums over tiles.
     if not walk.alone:
@@ -148,7 +148,7 @@ def forward(
       also where there is a sink.
     """
     blocks = walk.blocks
-    grid = Grid(heads, walk, order=("b", "hkv", "g", "i", "j"), sums=("j",))
+    grid = Grid.by_queries(heads, walk)
     inputs = [
         *grid.tiles(),
         grid.by_query("q", q, heads.D),

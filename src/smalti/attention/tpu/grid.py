@@ -22,7 +22,7 @@ from smalti.attention.tpu.tiles import Walk
 from smalti.tpu.launch import launch
 
 Refs = Any  # a namespace of refs by name; an operand that is not there is None
-OPTIONAL = ("sinks", "bias", "dq", "dk", "dv", "m", "l", "acc", "dq_acc")
+OPTIONAL = ("pairs", "sinks", "bias", "dq", "dk", "dv", "m", "l", "acc", "dq_acc")
 LISTS = ("mask", "score_mod", "dscore_mod")  # of operands, of which there may be none
 AXES = ("b", "hkv", "g", "i", "j")
 
@@ -44,13 +44,28 @@ class Block:
 class Grid:
     """The steps of a kernel: one for each batch entry ``b``, key head ``hkv``, query head ``g``
     of its group, major block ``i`` of queries and ``j`` of keys, the last of ``order`` running
-    fastest.
+    fastest. ``p`` stands for ``i`` and ``j`` where pairs of them without tiles are left out.
     """
 
     heads: Heads
     walk: Walk
     order: tuple[str, ...]
     sums: tuple[str, ...]  # axes whose steps add to one block of a result
+
+    @classmethod
+    def by_queries(cls, heads: Heads, walk: Walk) -> Grid:
+        """All steps of a block of queries follow each other."""
+        if walk.pairs_by_q is not None:
+            return cls(heads, walk, ("b", "hkv", "g", "p"), sums=("p",))
+        return cls(heads, walk, ("b", "hkv", "g", "i", "j"), sums=("j",))
+
+    @classmethod
+    def by_keys(cls, heads: Heads, walk: Walk, *, head_by_head: bool) -> Grid:
+        """All steps of a block of keys follow each other; head_by_head: those of a query head, too,
+        for which all pairs are visited."""
+        if walk.pairs_by_kv is not None and not head_by_head:
+            return cls(heads, walk, ("b", "hkv", "p", "g"), sums=("p", "g"))
+        return cls(heads, walk, ("b", "hkv", "j", "g", "i"), sums=("g", "i"))
 
     @property
     def semantics(self) -> tuple[Any, ...]:
@@ -61,28 +76,59 @@ class Grid:
     @property
     def sizes(self) -> dict[str, int]:
         heads, walk = self.heads, self.walk
-        return dict(
-            zip(AXES, (heads.B, heads.Hkv, heads.group, walk.num_q, walk.num_kv), strict=True)
-        )
+        sizes = heads.B, heads.Hkv, heads.group, walk.num_q, walk.num_kv
+        pairs = {} if self._pairs is None else {"p": len(self._pairs)}
+        return dict(zip(AXES, sizes, strict=True)) | pairs
 
-    def ids(self) -> SimpleNamespace:
+    @property
+    def _pairs(self):
+        """Those that the steps visit, or None for all."""
+        if "p" not in self.order:
+            return None
+        by_keys = self.order.index("p") < self.order.index("g")
+        return self.walk.pairs_by_kv if by_keys else self.walk.pairs_by_q
+
+    def ids(self, refs: Refs) -> SimpleNamespace:
         """Where a running step is."""
-        return SimpleNamespace(**{axis: pl.program_id(n) for n, axis in enumerate(self.order)})
+        return self._at([pl.program_id(n) for n in range(len(self.order))], refs.pairs)
+
+    def _at(self, ids: Sequence[Any], pairs) -> SimpleNamespace:
+        at = SimpleNamespace(**dict(zip(self.order, ids, strict=True)))
+        if pairs is not None:
+            at.pairs, at.i, at.j = pairs, pairs[at.p] >> 16, pairs[at.p] & 0xFFFF
+        return at
 
     def q_head(self, at):
         return at.hkv * self.heads.group + at.g
 
     def is_first(self, at, *axes: str):
         """Whether a running step is the first of those that differ in these axes alone."""
-        return functools.reduce(operator.and_, (getattr(at, axis) == 0 for axis in axes), True)
+        first = (getattr(at, axis) == 0 for axis in self._own(axes))
+        return functools.reduce(operator.and_, first, self._is_edge(at, axes, -1))
 
     def is_last(self, at, *axes: str):
-        last = (getattr(at, axis) == self.sizes[axis] - 1 for axis in axes)
-        return functools.reduce(operator.and_, last, True)
+        last = (getattr(at, axis) == self.sizes[axis] - 1 for axis in self._own(axes))
+        return functools.reduce(operator.and_, last, self._is_edge(at, axes, 1))
+
+    def _own(self, axes: Sequence[str]) -> list[str]:
+        return [axis for axis in axes if axis in self.order]
+
+    def _is_edge(self, at, axes: Sequence[str], step: int):
+        """Whether the pair ``step`` on is of another block of what is not among the axes."""
+        if "p" not in self.order or not {"i", "j"} & set(axes):
+            return True
+        end = at.p == (0 if step < 0 else self.sizes["p"] - 1)
+        if {"i", "j"} <= set(axes):
+            return end
+        other = at.pairs[jnp.clip(at.p + step, 0, self.sizes["p"] - 1)]
+        here, there = (at.i, other >> 16) if "j" in axes else (at.j, other & 0xFFFF)
+        return end | (here != there)
 
     def _spec(self, shape, place, **options) -> pl.BlockSpec:
         def index(*ids):
-            at = SimpleNamespace(**dict(zip(self.order, ids[: len(self.order)], strict=True)))
+            prefetched = ids[len(self.order) :]
+            pairs = None if self._pairs is None else prefetched[-1]
+            at = self._at(ids[: len(self.order)], pairs)
             at.q_block, at.kv_block = at.i, at.j
             if self._fetch is not None:  # of a pair without tiles, what comes next is held
                 fetch, entry = ids[-1], self.walk.entry(at.b, self.q_head(at))
@@ -96,11 +142,13 @@ class Grid:
 
     @property
     def _keys_outside(self) -> bool:
-        return self.order.index("j") < self.order.index("i")
+        return "p" not in self.order and self.order.index("j") < self.order.index("i")
 
     @property
     def _fetch(self):
-        """Which block of the inner axis is held, where some pairs of blocks have no tiles."""
+        """Which block of the inner axis is held, where some of the pairs visited have no tiles."""
+        if "p" in self.order:
+            return None
         return self.walk.q_fetch if self._keys_outside else self.walk.kv_fetch
 
     def by_query(self, name: str, array, dim: int) -> Block:
@@ -139,8 +187,9 @@ class Grid:
             lambda at: (walk.list_index(at.b, self.q_head(at), at.i, at.j), 0, 0),
             memory_space=pltpu.SMEM,
         )
-        fetch = [] if self._fetch is None else [Block("fetch", jnp.asarray(self._fetch))]
-        return [*fetch, Block("tiles", jnp.asarray(walk.lists), spec)]
+        prefetched = {"fetch": self._fetch, "pairs": self._pairs}
+        blocks = [Block(n, jnp.asarray(x)) for n, x in prefetched.items() if x is not None]
+        return [*blocks, Block("tiles", jnp.asarray(walk.lists), spec)]
 
     def scalars(self, name: str, array) -> Block:
         """Two axes, whole in SMEM. Of what a reshape gives `jax.vmap` puts its own axis in front:

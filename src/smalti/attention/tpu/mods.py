@@ -118,7 +118,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             needed.add(variable)
             for x in equation.invars:
                 need(x)
-        elif jnp.issubdtype(variable.aval.dtype, jnp.bool_) and facts.reads_large(variable, sizes):
+        elif facts.is_boolean(variable) and facts.reads_large(variable, sizes):
             hoisted.append(variable)
         else:
             raise NotImplementedError(
@@ -277,6 +277,9 @@ class _Facts:
 
     def kind(self, variable) -> Kind:
         return KINDS.get(self.reads[variable] - {B, H}, "tile")
+
+    def is_boolean(self, variable) -> bool:
+        return variable.aval.dtype == jnp.bool_
 
     def reads_large(self, variable, sizes: Sizes) -> bool:
         """Whether it is made of an array that is no smaller than all scores of a head."""

@@ -95,11 +95,15 @@ class Walk:
     ``kv_fetch``: int32 ``[1 or B · Hq, num_q, num_kv]``, which major block of keys is held while
     that pair is visited: of a pair without tiles, the next one that is needed. None where there is
     one. ``q_fetch``: int32 ``[1 or B · Hq, num_kv, num_q]``, the same for major blocks of queries.
+    ``pairs_by_q``, ``pairs_by_kv``: int32 ``[n]``, where it is known that some pairs have no tiles:
+    those that have, ``i << 16 | j``, ordered by their block of queries, or of keys.
     """
 
     lists: Any
     kv_fetch: Any
     q_fetch: Any
+    pairs_by_q: Any
+    pairs_by_kv: Any
     classes: tuple[tuple[TileClass, ...], ...] = dataclasses.field(metadata={"static": True})
     blocks: Blocks = dataclasses.field(metadata={"static": True})
     q_len: int = dataclasses.field(metadata={"static": True})
@@ -169,12 +173,26 @@ def is_known(mask: Mask) -> bool:
 
 
 def held(live, xp) -> dict[str, Any]:
-    """``kv_fetch`` and ``q_fetch`` of a `Walk`. live: bool ``[entries, num_q, num_kv]``."""
+    """What a `Walk` says of pairs without tiles. live: bool ``[entries, num_q, num_kv]``."""
     _, num_q, num_kv = live.shape
-    return {
-        "kv_fetch": _next_live(live, xp) if num_kv > 1 else None,
-        "q_fetch": _next_live(live.swapaxes(1, 2), xp) if num_q > 1 else None,
-    }
+    found: dict[str, Any] = dict.fromkeys(("kv_fetch", "q_fetch", "pairs_by_q", "pairs_by_kv"))
+    if xp is np and num_kv > 1 and not live.all():
+        some = live.any(0)
+        found["pairs_by_q"] = _pairs(some)
+        found["pairs_by_kv"] = _pairs(some.T, swapped=True)
+    if num_kv > 1:
+        found["kv_fetch"] = _next_live(live, xp)
+    if num_q > 1:
+        found["q_fetch"] = _next_live(live.swapaxes(1, 2), xp)
+    return found
+
+
+def _pairs(live: np.ndarray, *, swapped: bool = False) -> np.ndarray:
+    """The places of True, row by row; of a row without any its first, to write its results."""
+    live = live.copy()
+    live[~live.any(1), 0] = True
+    row, column = np.nonzero(live)
+    return (column << 16 | row if swapped else row << 16 | column).astype(np.int32)
 
 
 def _next_live(live, xp):

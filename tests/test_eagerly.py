@@ -1,0 +1,98 @@
+"""Values that are needed while something else is being traced."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from smalti.eagerly import eagerly
+
+
+def add(x, y):
+    return {"sum": jnp.asarray(x) + y, "kept": x}
+
+
+def test_results_are_numpy_arrays():
+    found = eagerly(add, np.arange(3), 2)
+    assert all(type(x) is np.ndarray for x in jax.tree.leaves(found))
+    np.testing.assert_array_equal(found["sum"], [2, 3, 4])
+    assert eagerly(lambda: None) is None
+
+
+@pytest.mark.parametrize(
+    "transformed",
+    [
+        jax.jit,
+        jax.grad,
+        jax.vmap,
+        lambda f: jax.jit(jax.vmap(jax.grad(f))),
+        jax.checkpoint,
+        lambda f: lambda x: jax.lax.scan(lambda c, x: (c, f(x)), 0, x),
+        lambda f: lambda x: jax.lax.map(f, x),
+    ],
+    ids=["jit", "grad", "vmap", "all three", "checkpoint", "scan", "map"],
+)
+def test_while_something_is_traced(transformed):
+    found = []
+
+    def function(x):
+        known = eagerly(lambda: jnp.arange(4).sum() + jax.jit(jnp.cos)(0.0))
+        assert float(known) == 7
+        # It is no tracer: Python may branch on it, and it is part of the program as a constant.
+        found.append(int(known) if known > 6 else None)
+        return x * known
+
+    x = jnp.float32(2) if transformed is jax.grad else jnp.ones(3)
+    transformed(function)(x)
+    assert found
+    assert set(found) == {7}
+
+
+def test_for_a_machine_that_is_not_here():
+    """With a TPU's mesh in context nothing can be run on that mesh."""
+    device = jax.sharding.AbstractDevice(
+        device_kind="TPU v6 lite", platform="tpu", num_cores=1
+    )  # fmt: skip
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), auto, abstract_device=device)
+    meshes = []
+
+    def function(x):
+        def known():
+            meshes.append(jax.sharding.get_abstract_mesh())
+            return jnp.arange(3) + 1
+
+        np.testing.assert_array_equal(eagerly(known), [1, 2, 3])
+        return x
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        jax.eval_shape(function, jnp.ones(2))
+        assert jax.sharding.get_abstract_mesh() == mesh
+    assert meshes
+    assert mesh not in meshes
+
+
+def test_exceptions_pass_through():
+    class OwnError(Exception):
+        pass
+
+    def fails(x):
+        raise OwnError(x)
+
+    with pytest.raises(OwnError, match="why"):
+        eagerly(fails, "why")
+    with pytest.raises(OwnError, match="why"):
+        jax.jit(lambda x: eagerly(fails, "why"))(1)
+
+
+def test_inside_of_itself():
+    assert eagerly(lambda: eagerly(lambda: jnp.int32(3)) + 1) == 4
+
+
+def test_no_thread_is_left():
+    before = threading.active_count()
+    for _ in range(3):
+        eagerly(jnp.sin, 1.0)
+    assert threading.active_count() == before
