@@ -183,7 +183,12 @@ def test_a_large_bias_makes_the_blocks_in_vmem_smaller():
 @pytest.mark.parametrize("chip", ["v5e", "v6e", "v7x"])
 def test_all_keys_of_a_head_before_all_else(chip):
     """8192 keys of 256 dimensions, which one launch of the backward can have."""
-    options = {"q_len": 8192, "kv_len": 8192, "heads": heads_of(256, 256), "chip": chip}
+    options: dict[str, Any] = {
+        "q_len": 8192,
+        "kv_len": 8192,
+        "heads": heads_of(256, 256),
+        "chip": chip,
+    }
     blocks = choose("backward", band=(None, 0), **options)
     assert (blocks.major_kv, blocks.key_buffers, blocks.block_kv) == (8192, 1, 512)
     roomy = choose("backward", band=(None, 0), **(options | {"heads": heads_of(128, 128)}))
@@ -193,7 +198,12 @@ def test_all_keys_of_a_head_before_all_else(chip):
 
 
 def test_small_vmem_takes_smaller_blocks():
-    sizes = {"q_len": 8192, "kv_len": 8192, "heads": heads_of(256, 256), "itemsize": 4}
+    sizes: dict[str, Any] = {
+        "q_len": 8192,
+        "kv_len": 8192,
+        "heads": heads_of(256, 256),
+        "itemsize": 4,
+    }
     small, large = (choose("backward", chip=chip, **sizes) for chip in ("v4", "v6e"))
     assert small.major_q * small.major_kv < large.major_q * large.major_kv
 
@@ -214,7 +224,7 @@ def test_tiles_come_from_the_nearest_entry_of_the_table(monkeypatch):
     monkeypatch.setattr(block_sizes, "table", lambda: [entry(), other])
 
     def tile(direction="forward", **options):
-        blocks = choose(direction, **({"band": (None, 0)} | options))
+        blocks = choose(direction, **{"band": (None, 0), **options})
         return blocks.block_q, blocks.block_kv
 
     assert tile() == tile(q_len=2049) == (256, 512)

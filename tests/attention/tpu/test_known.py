@@ -176,7 +176,7 @@ def test_tiles_of_any_pattern(data):
         (masks.causal(), 1024, 2048, Blocks(512, 1024, 256, 1024, 1024), False),
         (masks.sliding_window(256), 2048, 2048, Blocks(512, 1024, 256, 2048, 2048), True),
         (masks.sliding_window(640), 2048, 2048, Blocks(512, 1024, 256, 2048, 2048), False),
-        (masks.streaming(sinks=4, window=256), 2048, 2048, Blocks(512, 1024, 256, 2048, 2048), True),
+        (masks.streaming(sinks=4, window=99), 1024, 1024, Blocks(512, 1024, 256, 1024, 1024), True),
         (masks.causal(offset=-1), 512, 512, Blocks(512, 512, 256, 512, 512), True),
         (masks.causal(offset=-256), 512, 512, Blocks(512, 512, 256, 512, 512), False),
         (~masks.full(), 100, 100, Blocks(128, 128, 128, 128, 128), False),

@@ -133,7 +133,10 @@ MASK_MODS = {
     "starts": (lambda b, h, q, k: (k >= STARTS[b]) & (k <= q), ["number"]),
     "per head": (lambda b, h, q, k: (q - k < 3 * h + 1) & (k <= q), ["number"]),
     "dilated": (lambda b, h, q, k: (q - k) % 3 == 0, ["relative"]),
-    "dilated, of its own": (lambda b, h, q, k: (k - q) % (h + 1) == 0, ["relative", "number", "number"]),
+    "dilated, of its own": (
+        lambda b, h, q, k: (k - q) % (h + 1) == 0,
+        ["relative", "number", "number"],
+    ),
     "blocks": (lambda b, h, q, k: q // 4 == k // 4, ["q", "kv"]),
     "remainders": (lambda b, h, q, k: (q + 2 * k + h) % 3 == b, []),
     "relative table": (lambda b, h, q, k: RELATIVE[h, q - k + SK - 1] > 0, ["relative"]),
@@ -267,9 +270,7 @@ def test_captured_arrays_may_be_traced():
 
     arrays = operands(Q_IDS, RELATIVE)
     check_kinds(kept[0], ["q", "relative"])
-    expected = every_pair(
-        lambda b, h, q, k: (Q_IDS[b, q] != 1) & (RELATIVE[h, q - k + SK - 1] > 0)
-    )
+    expected = every_pair(lambda b, h, q, k: (Q_IDS[b, q] != 1) & (RELATIVE[h, q - k + SK - 1] > 0))
     np.testing.assert_array_equal(evaluated(kept[0], arrays), expected)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from smalti.attention.tpu.mods import KernelMod, Operand
 from smalti.attention.tpu.operands import Place
 from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk
 from smalti.tpu.lanes import round_up
+from tests.attention.tpu.walks import NOTHING_HELD
 
 KEYS = (16, 48, 128, 256, 512)  # of a part: narrow ones in GRAIN, others in LANES
 QUERIES = (128, 256, 512)
@@ -56,7 +58,8 @@ def test_rolls_are_those_of_the_fixture(shift):
     like = jax.ShapeDtypeStruct(x.shape, x.dtype)
     rolled = in_kernel(functools.partial(real_roll, **options), like, x)
     np.testing.assert_array_equal(rolled, roll(x, **options))
-    assert (rolled[1, (shift + 1) % 128] == x[1, 0]) and (rolled[0, shift % 128] == x[0, 0])
+    assert rolled[0, shift % 128] == x[0, 0]
+    assert rolled[1, (shift + 1) % 128] == x[1, 0]
 
 
 def by_difference(row, keys: int, queries: int):
@@ -100,7 +103,10 @@ BLOCKS = Blocks(256, 384, 128, 512, 768)
 def walk_of(q_len: int, kv_len: int) -> Walk:
     classes = ((TileClass((Part(0, 256, 0, 384),), None),),)
     lists = np.array([[[2, 1 << 16 | 3, 1]]], np.int32)
-    return Walk(lists, None, None, classes, BLOCKS, q_len, kv_len, (1, 1), True, True)
+    return Walk(
+        lists=lists, **NOTHING_HELD, classes=classes, blocks=BLOCKS, q_len=q_len, kv_len=kv_len,
+        entries=(1, 1), empty_rows=True, empty_in_bands=True,
+    )  # fmt: skip
 
 
 WALK = walk_of(700, 900)
@@ -142,12 +148,13 @@ def test_the_place_of_a_tile():
         query, key = indices_of(part)
         np.testing.assert_array_equal(PLACE.q_indices(part), query)
         np.testing.assert_array_equal(PLACE.kv_indices(part), key)
-        queries, keys = PLACE.queries(part), PLACE.keys(part)
+        queries: Any = PLACE.queries(part)  # dynamic slices
+        keys: Any = PLACE.keys(part)
         assert (queries.start, queries.size) == (query[0, 0] - 512, query.size)
         assert (keys.start, keys.size) == (key[0, 0] - 768, key.size)
 
 
-def block_of(kind: str, array: np.ndarray) -> np.ndarray:
+def block_of(kind: Any, array: np.ndarray) -> np.ndarray:
     """What a kernel has of a padded operand, at `PLACE`."""
     return {
         "number": array[:, :, 0, 0],
@@ -168,11 +175,11 @@ SHAPES = {
 }
 
 
-def drawn(kind: str) -> np.ndarray:
+def drawn(kind: Any) -> np.ndarray:
     return normal(*((2, 3) if kind == "number" else (1, 1)), *SHAPES[kind])
 
 
-def padded(kind: str, array) -> np.ndarray:
+def padded(kind: Any, array) -> np.ndarray:
     mod = KernelMod((Operand(kind, True),), (), {}, (), (), None)
     (found,) = operands.padded(mod, [jnp.asarray(array)], WALK)
     return np.asarray(found)

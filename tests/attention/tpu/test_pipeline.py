@@ -9,6 +9,7 @@ import pytest
 
 from smalti.attention.tpu import pipeline
 from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk
+from tests.attention.tpu.walks import NOTHING_HELD
 
 CLASSES = [(Part(0, 128, 0, 128),), (Part(0, 128, 0, 128, band=(None, 0)),), (Part(0, 8, 0, 8),)]
 
@@ -49,7 +50,10 @@ class Fake:
 
 def walk_of(tiles, *lists, streamed=False, alone=False):
     blocks = Blocks(128, 128, 128, 128, 128, streamed=streamed)
-    return Walk(tiles, None, None, lists, blocks, 128, 128, (1, 1), False, False, alone)
+    return Walk(
+        lists=tiles, **NOTHING_HELD, classes=lists, blocks=blocks, q_len=128, kv_len=128,
+        entries=(1, 1), empty_rows=False, empty_in_bands=False, alone=alone,
+    )  # fmt: skip
 
 
 def classes_of(counts):

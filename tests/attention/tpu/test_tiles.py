@@ -15,6 +15,7 @@ from tests.attention.tpu.walks import (
     BLOCKS,
     MAJORS,
     MASKS,
+    NOTHING_HELD,
     SIZES,
     call_of,
     check,
@@ -88,6 +89,7 @@ def test_traced_masks_have_the_same_lists(name):
         for a, b in zip(lists_of(traced), lists_of(known), strict=True):
             # A class that no tile is in is left out, where that is known.
             assert [x for x in a if x[1]] == [x for x in b if x[1]]
+        assert traced.pairs_by_q is traced.pairs_by_kv is None, "it visits all pairs"
         for name in ("kv_fetch", "q_fetch"):
             a, b = getattr(traced, name), getattr(known, name)
             assert a.dtype == b.dtype == traced.lists.dtype == known.lists.dtype == np.int32
@@ -142,11 +144,13 @@ def test_blocks_that_are_held(name):
 def check_held(walk: Walk):
     lists = list(lists_of(walk))
     shape = walk.entries[0] * walk.entries[1], walk.num_q, walk.num_kv
-    places = ((*np.unravel_index(entry, walk.entries), i, j) for entry, i, j in np.ndindex(shape))
-    live = [any(tiles for _, tiles in lists[walk.list_index(*place)]) for place in places]
-    live = np.reshape(live, shape)
+    live = np.zeros(shape, bool)
+    for entry, i, j in np.ndindex(shape):
+        b, h = divmod(entry, walk.entries[1])
+        live[entry, i, j] = any(tiles for _, tiles in lists[walk.list_index(b, h, i, j)])
     assert walk.kv_fetch.shape == shape
     assert walk.q_fetch.shape == (shape[0], walk.num_kv, walk.num_q)
+    assert (walk.pairs_by_q is None) == (walk.pairs_by_kv is None) == live.all()
     for fetch, needed in ((walk.kv_fetch, live), (walk.q_fetch, live.swapaxes(1, 2))):
         place = np.broadcast_to(np.arange(needed.shape[2]), needed.shape)
         np.testing.assert_array_equal(fetch[needed], place[needed])
@@ -157,7 +161,7 @@ def check_held(walk: Walk):
 def test_nothing_is_held_of_a_single_block():
     walk = plan(*_causal(1024), Blocks(256, 256, 256, 1024, 1024))
     assert walk is not None
-    assert walk.kv_fetch is walk.q_fetch is None
+    assert all(getattr(walk, name) is None for name in NOTHING_HELD)
 
 
 def _causal(length: int):
@@ -184,8 +188,9 @@ def walk_of(entries, lists: int) -> Walk:
     blocks = Blocks(128, 128, 128, 128, 128)
     classes = ((TileClass((Part(0, 128, 0, 128),), None),),)
     return Walk(
-        np.zeros((lists, 1, 2)), None, None, classes, blocks, 200, 300, entries, False, False
-    )
+        lists=np.zeros((lists, 1, 2)), **NOTHING_HELD, classes=classes, blocks=blocks,
+        q_len=200, kv_len=300, entries=entries, empty_rows=False, empty_in_bands=False,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("entries", [(1, 1), (2, 1), (1, 4), (2, 4)])
@@ -211,7 +216,10 @@ def test_parts_of_a_strip_and_where_their_scores_are():
     assert [part.rows for part in parts] == [slice(256, 272), slice(128, 256), slice(0, 256)]
     blocks = Blocks(256, 256, 128, 256, 256)
     classes = ((TileClass(parts, 1),),)
-    walk = Walk(None, None, None, classes, blocks, 256, 256, (1, 1), False, False)
+    walk = Walk(
+        lists=None, **NOTHING_HELD, classes=classes, blocks=blocks, q_len=256, kv_len=256,
+        entries=(1, 1), empty_rows=False, empty_in_bands=False,
+    )  # fmt: skip
     assert walk.tile_shape == (272, 256)
     assert walk.parts == set(parts)
     assert walk.num_scores == 128 * (16 + 128 + 256)

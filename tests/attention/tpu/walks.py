@@ -21,6 +21,8 @@ SIZES = 2, 1, 700, 900
 BLOCKS = Blocks(256, 384, 128, 512, 768)  # strips narrower than a tile
 # One major block for all, one for each tile, several tiles in each of several, and all keys in one.
 MAJORS = [(1024, 1152), (256, 384), (512, 768), (256, 1152)]
+# Of a walk that visits every pair of major blocks, and has tiles in each.
+NOTHING_HELD = dict.fromkeys(("kv_fetch", "q_fetch", "pairs_by_q", "pairs_by_kv"))
 
 
 def ids(batch: int, length: int, seed: int, low: int = -1) -> np.ndarray:
@@ -42,6 +44,7 @@ KNOWN = {
     "prefix, one": lambda: masks.prefix_lm(300),
     "lengths, one": lambda: masks.lengths(q=690, kv=517),
     "two documents": lambda: masks.document((np.arange(700) // 400, np.arange(900) // 384)),
+    "three documents": lambda: masks.document((np.arange(700) // 256, np.arange(900) // 384)),
     "function": lambda: masks.full() & (lambda b, h, q, k: (k >= 10) & (k <= q + 30)),
     "nobody": lambda: ~masks.full(),
 }
@@ -162,10 +165,12 @@ class Visits(NamedTuple):
 def visits(walk: Walk, batch: int, heads: int) -> Visits:
     blocks, (rows, _) = walk.blocks, walk.tile_shape
     shape = batch, heads, walk.q_padded, walk.kv_padded
+    kinds = {name: bool for name in ("shown", "masked", "guarded", "read")}
     found = Visits(
-        np.zeros(shape, np.int32), *(np.zeros(shape, bool) for _ in range(4)),
-        np.zeros(shape[:3], np.int32), np.zeros(shape[:3], bool),
-    )  # fmt: skip
+        **{name: np.zeros(shape, kind) for name, kind in ({"computed": int} | kinds).items()},
+        in_strips=np.zeros(shape[:3], int),
+        unasked=np.zeros(shape[:3], bool),
+    )
     lists = list(lists_of(walk))
     for b, h, i, j in np.ndindex(batch, heads, walk.num_q, walk.num_kv):
         for parts, tiles in lists[walk.list_index(b, h, i, j)]:
@@ -234,12 +239,38 @@ def check(
     empty = ~visible.any(-1)
     assert walk.empty_rows or not empty.any()
     assert walk.empty_in_bands or not (empty & found.unasked[..., :q_len]).any()
+    check_pairs(walk, batch, heads)
     if walk.alone:
         assert walk.num_kv == 1
         assert (found.in_strips[..., :q_len] == 1).all()
     if exact:
         check_none_is_empty(walk, sizes, visible)
     return found
+
+
+def check_pairs(walk: Walk, batch: int, heads: int) -> None:
+    """That no pair of major blocks with tiles is left out, and each block's results are written."""
+    if walk.pairs_by_q is None or walk.pairs_by_kv is None:
+        assert walk.pairs_by_q is walk.pairs_by_kv is None
+        return
+    lists = list(lists_of(walk))
+    live = {
+        (i, j)
+        for b, h, i, j in np.ndindex(batch, heads, walk.num_q, walk.num_kv)
+        if any(tiles for _, tiles in lists[walk.list_index(b, h, i, j)])
+    }
+    every = (walk.pairs_by_q, 0, walk.num_q), (walk.pairs_by_kv, 1, walk.num_kv)
+    for pairs, axis, num in every:
+        places = [(int(p) >> 16, int(p) & 0xFFFF) for p in pairs]
+        assert len(set(places)) == len(places)
+        assert live <= set(places)
+        own = [place[axis] for place in places]
+        assert own == sorted(own), "the steps of a block follow each other"
+        assert set(own) == set(range(num))
+        # Of a block without any, one; else none that has no tiles.
+        for n in range(num):
+            mine = {place for place in places if place[axis] == n}
+            assert mine <= live or (len(mine) == 1 and not mine & live)
 
 
 def check_none_is_empty(walk: Walk, sizes: Sizes, visible: np.ndarray) -> None:
