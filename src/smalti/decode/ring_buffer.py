@@ -1,0 +1,130 @@
+"""The cache: sink tokens in slots of their own, the window's tokens in a ring behind them.
+
+The token at position ``p`` goes to slot ``p`` if ``p < sinks``, else to ``sinks + (p − sinks) %
+window``. With ``sinks + window`` slots the cache holds, once token ``i`` is written, just what
+``masks.streaming(sinks=sinks, window=window)`` lets query ``i`` see: ``j < sinks`` or
+``i − window < j ≤ i``, whose window counts the query's own token.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, eq=False)
+class RingBuffer:
+    """Keys and values of the first ``sinks`` and the last ``window`` tokens of each sequence.
+
+    A pytree of the arrays: it may be a carry of `jax.lax.scan`, donated, mapped and sharded. A
+    cache that keeps everything is one without sinks whose window is its capacity; a token beyond
+    that takes the place of the oldest, as in a sliding window.
+
+    Attributes:
+      k: ``[B, Hkv, sinks + window, D]``, as attention multiplies them: keys of a model with RoPE
+        are rotated by their positions in the sequence (`attend` does it if asked to).
+      v: ``[B, Hkv, sinks + window, Dv]``.
+      length: int32 ``[B]``, how many tokens each sequence has had. Slots that none of them was
+        written to may hold anything: they are never read.
+    """
+
+    k: Any
+    v: Any
+    length: Any
+    sinks: int = dataclasses.field(metadata={"static": True})
+    window: int = dataclasses.field(metadata={"static": True})
+
+    @classmethod
+    def empty(
+        cls,
+        batch: int,
+        kv_heads: int,
+        head_dim: int,
+        value_dim: int | None = None,
+        *,
+        window: int,
+        sinks: int = 0,
+        dtype,
+    ) -> RingBuffer:
+        """A cache of no tokens. ``value_dim`` is ``head_dim`` unless given; ``dtype`` is that of
+        the keys and values to come."""
+        value_dim = head_dim if value_dim is None else value_dim
+        sizes = {"batch": batch, "kv_heads": kv_heads, "head_dim": head_dim}
+        sizes |= {"value_dim": value_dim, "window": window, "sinks": sinks}
+        for name, size in sizes.items():
+            least = 0 if name == "sinks" else 1
+            is_int = isinstance(size, int | np.integer) and not isinstance(size, bool)
+            if not is_int or size < least:
+                raise ValueError(
+                    f"{name}: got {size!r}; it must be a Python int of at least {least}, for "
+                    "shapes are made of it."
+                )
+        rows = (batch, kv_heads, sinks + window)
+        return cls(
+            k=jnp.zeros((*rows, head_dim), dtype),
+            v=jnp.zeros((*rows, value_dim), dtype),
+            length=jnp.zeros(batch, jnp.int32),
+            sinks=int(sinks),
+            window=int(window),
+        )
+
+    @property
+    def slots(self) -> int:
+        return self.sinks + self.window
+
+    @property
+    def next_slot(self):
+        """int32 ``[B]``: where the next token goes. Of a full cache, the oldest of the window."""
+        return self._slot_of(self.length)
+
+    def written(self, k, v, lengths) -> RingBuffer:
+        """The cache with ``lengths [B]`` more tokens, the first of ``k, v [B, Hkv, T, D]``.
+
+        Of more than the window only the last stay; so no two are written to one slot, and the
+        result does not depend on an order of writes.
+        """
+        t = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
+        before, after = self.length[:, None], (self.length + lengths)[:, None]
+        position = before + t
+        stays = (t < lengths[:, None]) & (
+            (position < self.sinks) | (position >= after - self.window)
+        )
+        # The others go out of bounds, which drops them; each elsewhere, for indices are unique.
+        slot = jnp.where(stays, self._slot_of(position), self.slots + t)
+
+        def write(rows, new, slot):  # [Hkv, slots, D], [Hkv, T, D], [T]
+            return rows.at[:, slot].set(new, mode="drop", unique_indices=True)
+
+        return dataclasses.replace(
+            self,
+            k=jax.vmap(write)(self.k, k, slot),
+            v=jax.vmap(write)(self.v, v, slot),
+            length=after[:, 0],
+        )
+
+    def _slot_of(self, position):
+        ring = self.sinks + (position - self.sinks) % self.window
+        return jnp.where(position < self.sinks, position, ring)
+
+
+def sees_slot(slot, t, length, next_slot, *, sinks: int, window: int):
+    """Whether the ``t``-th new query, at position ``length + t``, sees a slot of the cache as it
+    was before the new tokens. Elementwise over int32, also inside a kernel.
+
+    A slot's ``age`` is how many tokens came after its own, of those in the cache.
+    """
+    age = next_slot - 1 - slot
+    age = jnp.where(age < 0, age + window, age)
+    # In the window: was written, length − 1 − age ≥ sinks; and is near, 1 + age + t < window.
+    ring = age < jnp.minimum(length - sinks, window - 1 - t)
+    return ((slot < sinks) & (slot < length)) | ((slot >= sinks) & ring)
+
+
+def sees_new(u, t, length, *, sinks: int, window: int):
+    """Whether the ``t``-th new query sees the ``u``-th new key."""
+    return (u <= t) & ((length + u < sinks) | (t - u < window))
