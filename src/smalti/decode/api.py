@@ -16,7 +16,8 @@ from . import validation
 from .reference import reference
 from .ring_buffer import RingBuffer
 from .rotation import rotated_for
-from .tpu.forward import pallas
+from .tpu.forward import forward
+from .tpu.write import written
 
 # Tokens that the XLA path takes at once: with more of them its scores, [B, Hq, tokens, slots], are
 # large, with fewer its products are small.
@@ -109,12 +110,14 @@ def attend(
         q_sinks = None
         if rope is not None:
             q, q_sinks, k = rotated_for(cache, q, k, rope, by_place=positions == "cache")
-        function = functools.partial(reference, scale=scale, softcap=softcap)
+        options = {"scale": scale, "softcap": softcap}
+        read, write = functools.partial(reference, **options), RingBuffer.written
         if chosen == "pallas":
-            function = functools.partial(
-                pallas, scale=scale, softcap=softcap, interpret=interpret or False
-            )
-        out, cache = _in_pieces(function, cache, q, q_sinks, k, v, lengths)
+            how = {"interpret": interpret or False}
+            read = functools.partial(forward, **options, **how)
+            write = functools.partial(written, **how)
+        step = functools.partial(_step, read, write)
+        out, cache = _in_pieces(step, cache, q, q_sinks, k, v, lengths)
     return (out.swapaxes(1, 2) if layout == "BSHD" else out), cache
 
 
@@ -135,13 +138,13 @@ def append(cache: RingBuffer, k, v, *, lengths=None, layout: str = "BSHD") -> Ri
     return cache.written(k, v, validation.checked_lengths(lengths, k.shape[0], k.shape[2]))
 
 
-def _in_pieces(function, cache: RingBuffer, q, q_sinks, k, v, lengths):
+def _in_pieces(step, cache: RingBuffer, q, q_sinks, k, v, lengths):
     """The tokens by `PIECE` at most: a chunk is the same as its pieces, one after the other."""
     arrays = q, q_sinks, k, v
     T = q.shape[2]
     pieces = -(-T // PIECE)
     if pieces == 1:
-        return _step(function, cache, *arrays, lengths)
+        return step(cache, *arrays, lengths)
     size = -(-T // pieces)
 
     def cut(x):  # [B, H, T, D] to [pieces, B, H, size, D]
@@ -150,7 +153,7 @@ def _in_pieces(function, cache: RingBuffer, q, q_sinks, k, v, lengths):
 
     def body(cache, piece):
         start, *arrays = piece
-        out, cache = _step(function, cache, *arrays, jnp.clip(lengths - start, 0, size))
+        out, cache = step(cache, *arrays, jnp.clip(lengths - start, 0, size))
         return cache, out
 
     starts = jnp.arange(pieces, dtype=jnp.int32) * size
@@ -160,10 +163,10 @@ def _in_pieces(function, cache: RingBuffer, q, q_sinks, k, v, lengths):
     return out.reshape(*out.shape[:2], pieces * size, -1)[:, :, :T], cache
 
 
-def _step(function, cache: RingBuffer, q, q_sinks, k, v, lengths):
-    out = function(q, q_sinks, cache, k, v, lengths)
+def _step(read, write, cache: RingBuffer, q, q_sinks, k, v, lengths):
+    out = read(q, q_sinks, cache, k, v, lengths)
     # What reads the old cache comes before what writes the new one, so that these can be one
     # memory: without this XLA copies the whole of it.
     out, rows = lax.optimization_barrier((out, (cache.k, cache.v)))
     cache = dataclasses.replace(cache, k=rows[0], v=rows[1])
-    return out, cache.written(k, v, lengths)
+    return out, write(cache, k, v, lengths)

@@ -25,22 +25,23 @@ def reference(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap):
     precision = float32_precision() if q.dtype == jnp.float32 else None
 
     t = jnp.arange(T, dtype=jnp.int32)[None, :, None]
-    slot = jnp.arange(cache.slots, dtype=jnp.int32)[None, None]
+    rows = cache.k.shape[2]
+    slot = jnp.arange(rows, dtype=jnp.int32)[None, None]
     length, next_slot, last = (
         x[:, None, None] for x in (cache.length, cache.next_slot, lengths)
     )
     real = t < last  # [B, T, 1]
-    old_seen = real & sees_slot(slot, t, length, next_slot, **sizes)  # [B, T, slots]
+    old_seen = real & sees_slot(slot, t, length, next_slot, **sizes)  # [B, T, rows]
     new_seen = real & sees_new(t.swapaxes(1, 2), t, length, **sizes)  # [B, T, T]
 
     # What nobody sees may be NaN, which times 0 is NaN.
-    def clean(rows, seen):
-        return jnp.where(seen.any(1)[:, None, :, None], rows, jnp.zeros((), rows.dtype))
+    def clean(x, seen):
+        return jnp.where(seen.any(1)[:, None, :, None], x, jnp.zeros((), x.dtype))
 
-    def products(q, rows):
+    def products(q, k):
         q = jnp.where(real[:, None], q, jnp.zeros((), q.dtype)).reshape(B, Hkv, Hq // Hkv, T, D)
         s = jnp.einsum(
-            "bkgtd,bksd->bkgts", q, rows, precision=precision, preferred_element_type=jnp.float32
+            "bkgtd,bksd->bkgts", q, k, precision=precision, preferred_element_type=jnp.float32
         )
         return s.reshape(B, Hq, T, -1)
 
@@ -60,17 +61,17 @@ def reference(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap):
     weights = jnp.where(seen, jnp.exp(jnp.where(seen, scores - top, 0.0)), 0.0)
     total = jnp.where(real[:, None], weights.sum(-1, keepdims=True), 1.0)
 
-    def weighed(weights, rows):
-        weights = weights.astype(rows.dtype).reshape(B, Hkv, Hq // Hkv, T, -1)
+    def weighed(weights, v):
+        weights = weights.astype(v.dtype).reshape(B, Hkv, Hq // Hkv, T, -1)
         out = jnp.einsum(
             "bkgts,bksd->bkgtd",
             weights,
-            rows,
+            v,
             precision=precision,
             preferred_element_type=jnp.float32,
         )
         return out.reshape(B, Hq, T, -1)
 
-    out = weighed(weights[..., : cache.slots], clean(cache.v, old_seen))
-    out = out + weighed(weights[..., cache.slots :], clean(v, new_seen))
+    out = weighed(weights[..., :rows], clean(cache.v, old_seen))
+    out = out + weighed(weights[..., rows:], clean(v, new_seen))
     return (out / total).astype(q.dtype)

@@ -4,6 +4,9 @@ The token at position ``p`` goes to slot ``p`` if ``p < sinks``, else to ``sinks
 window``. With ``sinks + window`` slots the cache holds, once token ``i`` is written, just what
 ``masks.streaming(sinks=sinks, window=window)`` lets query ``i`` see: ``j < sinks`` or
 ``i − window < j ≤ i``, whose window counts the query's own token.
+
+In memory there are a few rows more, up to a multiple of 16: then XLA lays the arrays out on a TPU
+as they are written here, and a kernel gets them without a copy.
 """
 
 from __future__ import annotations
@@ -14,6 +17,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+TILE = 16  # rows, of any dtype
 
 
 @jax.tree_util.register_dataclass
@@ -26,11 +31,11 @@ class RingBuffer:
     that takes the place of the oldest, as in a sliding window.
 
     Attributes:
-      k: ``[B, Hkv, sinks + window, D]``, as attention multiplies them: keys of a model with RoPE
+      k: ``[B, Hkv, rows, D]``, a row for each slot and a few more, as attention multiplies them: keys of a model with RoPE
         are rotated by their positions in the sequence (`attend` does it if asked to).
-      v: ``[B, Hkv, sinks + window, Dv]``.
-      length: int32 ``[B]``, how many tokens each sequence has had. Slots that none of them was
-        written to may hold anything: they are never read.
+      v: ``[B, Hkv, rows, Dv]``.
+      length: int32 ``[B]``, how many tokens each sequence has had. Rows that none of them was
+        written to may hold anything: it reaches no result.
     """
 
     k: Any
@@ -64,7 +69,7 @@ class RingBuffer:
                     f"{name}: got {size!r}; it must be a Python int of at least {least}, for "
                     "shapes are made of it."
                 )
-        rows = (batch, kv_heads, sinks + window)
+        rows = (batch, kv_heads, -(-(sinks + window) // TILE) * TILE)
         return cls(
             k=jnp.zeros((*rows, head_dim), dtype),
             v=jnp.zeros((*rows, value_dim), dtype),
@@ -82,29 +87,30 @@ class RingBuffer:
         """int32 ``[B]``: where the next token goes. Of a full cache, the oldest of the window."""
         return self._slot_of(self.length)
 
-    def written(self, k, v, lengths) -> RingBuffer:
-        """The cache with ``lengths [B]`` more tokens, the first of ``k, v [B, Hkv, T, D]``.
+    def new_slots(self, T: int, lengths):
+        """int32 ``[B, T]``: where the first ``lengths [B]`` of T more tokens go.
 
-        Of more than the window only the last stay; so no two are written to one slot, and the
-        result does not depend on an order of writes.
+        Of more than the window only the last stay; so no two go to one slot. What does not stay
+        goes out of bounds, each elsewhere.
         """
-        t = jnp.arange(k.shape[2], dtype=jnp.int32)[None]
-        before, after = self.length[:, None], (self.length + lengths)[:, None]
-        position = before + t
-        stays = (t < lengths[:, None]) & (
-            (position < self.sinks) | (position >= after - self.window)
-        )
-        # The others go out of bounds, which drops them; each elsewhere, for indices are unique.
-        slot = jnp.where(stays, self._slot_of(position), self.slots + t)
+        t = jnp.arange(T, dtype=jnp.int32)[None]
+        position, after = self.length[:, None] + t, (self.length + lengths)[:, None]
+        stays = (position < self.sinks) | (position >= after - self.window)
+        outside = self.k.shape[2] + t
+        return jnp.where(stays & (t < lengths[:, None]), self._slot_of(position), outside)
 
-        def write(rows, new, slot):  # [Hkv, slots, D], [Hkv, T, D], [T]
-            return rows.at[:, slot].set(new, mode="drop", unique_indices=True)
+    def written(self, k, v, lengths) -> RingBuffer:
+        """The cache with the first ``lengths [B]`` tokens of ``k, v [B, Hkv, T, D]``."""
+        slots = self.new_slots(k.shape[2], lengths)
+
+        def write(rows, new, slots):  # [Hkv, rows, D], [Hkv, T, D], [T]
+            return rows.at[:, slots].set(new, mode="drop", unique_indices=True)
 
         return dataclasses.replace(
             self,
-            k=jax.vmap(write)(self.k, k, slot),
-            v=jax.vmap(write)(self.v, v, slot),
-            length=after[:, 0],
+            k=jax.vmap(write)(self.k, k, slots),
+            v=jax.vmap(write)(self.v, v, slots),
+            length=self.length + lengths,
         )
 
     def _slot_of(self, position):
@@ -122,7 +128,8 @@ def sees_slot(slot, t, length, next_slot, *, sinks: int, window: int):
     age = jnp.where(age < 0, age + window, age)
     # In the window: was written, length − 1 − age ≥ sinks; and is near, 1 + age + t < window.
     ring = age < jnp.minimum(length - sinks, window - 1 - t)
-    return ((slot < sinks) & (slot < length)) | ((slot >= sinks) & ring)
+    ring &= (slot >= sinks) & (slot < sinks + window)
+    return ((slot < sinks) & (slot < length)) | ring
 
 
 def sees_new(u, t, length, *, sinks: int, window: int):

@@ -23,10 +23,10 @@ from smalti.varying import vary_over, varying_axes
 
 from ..ring_buffer import RingBuffer, sees_new, sees_slot
 from . import blocks
+from .operands import SUBLANES, in_hbm, padded
 
 # Rows of `scalars`, by sequence.
 LENGTH, NEXT_SLOT, TOKENS, LIVE_BLOCKS = range(4)
-SUBLANES = 8
 
 
 def kernel(
@@ -105,7 +105,7 @@ def kernel(
         dead_until = jnp.where(length < slots, block, dead_from + 1)
         live = (row < dead_from) | (row >= dead_until)
         if slots % block:
-            seen, live = seen & (slot < slots), live & (row < slots - first)
+            live &= row < slots - first
         for head in range(heads):
             s = scores(head, k_ref[head], slot < sinks)
             s = jnp.where(seen, s, -jnp.inf)
@@ -125,19 +125,16 @@ def kernel(
             out_ref[head] = out.astype(out_ref.dtype)
 
 
-def pallas(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, interpret):
+def forward(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, interpret):
     """As `reference`; ``q [B, Hq, T, D]``."""
     B, Hq, T, D = q.shape
     Hkv, Dv = v.shape[1], v.shape[3]
     group = Hq // Hkv
     rows = round_up(group * T, SUBLANES)
     chosen = blocks.choose(
-        Hkv=Hkv, slots=cache.slots, rows=rows, D=D, Dv=Dv, itemsize=q.dtype.itemsize
+        Hkv=Hkv, slots=cache.k.shape[2], rows=rows, D=D, Dv=Dv, itemsize=q.dtype.itemsize
     )
     heads, block = chosen.heads, chosen.slots
-
-    def padded(x, rows: int):  # [B, H, rows, D]
-        return jnp.pad(x, ((0, 0), (0, 0), (0, rows - x.shape[2]), (0, 0)))
 
     def by_group(q):
         return padded(q.reshape(B, Hkv, group * T, D), rows)
@@ -151,7 +148,7 @@ def pallas(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, inte
     scalars = jnp.stack([cache.length, cache.next_slot, lengths, live])
     # Mosaic multiplies no single row of bfloat16. The keys added come last, where none sees them.
     new = round_up(T, SUBLANES)
-    arrays = scalars, t, queries, padded(k, new), padded(v, new), cache.k, cache.v
+    arrays = scalars, t, queries, padded(k, new), padded(v, new), *in_hbm(cache, interpret)
 
     def by_head(length: int, dim: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, heads, length, dim), lambda b, h, j, scalars: (b, h, 0, 0))
@@ -170,7 +167,7 @@ def pallas(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, inte
         *vary_over(arrays, varying_axes(arrays)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
-            grid=(B, Hkv // heads, pl.cdiv(cache.slots, block)),
+            grid=(B, Hkv // heads, pl.cdiv(cache.k.shape[2], block)),
             in_specs=[
                 pl.BlockSpec((rows, 1), lambda b, h, j, scalars: (0, 0)),
                 by_head(queries.shape[2], D),
