@@ -82,9 +82,7 @@ def program(variant: Variant, implementation: str | None = None):
         )  # fmt: skip
 
     cache = jax.eval_shape(
-        lambda: RingBuffer.empty(
-            v.B, v.Hkv, v.D, Dv, sinks=v.sinks, window=v.window, dtype=v.dtype
-        )
+        lambda: RingBuffer.empty(v.B, v.Hkv, v.D, Dv, sinks=v.sinks, window=v.window, dtype=v.dtype)
     )
     bhsd = options.get("layout") == "BHSD"
 
@@ -110,9 +108,7 @@ def compile_variant(topology, variant: Variant, implementation: str | None = Non
     if variant.devices > 1:
         step = jax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
     where = NamedSharding(mesh, P("data"))
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes
-    )
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), shapes)
     with jax.set_mesh(mesh), jax.enable_x64(variant.x64):
         return jax.jit(step, donate_argnums=0).lower(*shapes).compile().as_text()
 

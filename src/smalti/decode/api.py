@@ -17,6 +17,7 @@ from .reference import reference
 from .ring_buffer import RingBuffer
 from .rotation import rotated_for
 from .tpu.forward import forward
+from .tpu.transformations import transformable
 from .tpu.write import written
 
 # Tokens that the XLA path takes at once: with more of them its scores, [B, Hq, tokens, slots], are
@@ -114,8 +115,8 @@ def attend(
         read, write = functools.partial(reference, **options), RingBuffer.written
         if chosen == "pallas":
             how = {"interpret": interpret or False}
-            read = functools.partial(forward, **options, **how)
-            write = functools.partial(written, **how)
+            read = transformable(functools.partial(forward, **options, **how))
+            write = transformable(functools.partial(written, **how))
         step = functools.partial(_step, read, write)
         out, cache = _in_pieces(step, cache, q, q_sinks, k, v, lengths)
     return (out.swapaxes(1, 2) if layout == "BSHD" else out), cache
@@ -131,9 +132,7 @@ def append(cache: RingBuffer, k, v, *, lengths=None, layout: str = "BSHD") -> Ri
       v, lengths, layout: as in `attend`.
     """
     validation.check_cache(cache)
-    k, v = (
-        validation.heads_first(name, x, cache, layout) for name, x in (("k", k), ("v", v))
-    )
+    k, v = (validation.heads_first(name, x, cache, layout) for name, x in (("k", k), ("v", v)))
     validation.check_new(k, v, cache)
     return cache.written(k, v, validation.checked_lengths(lengths, k.shape[0], k.shape[2]))
 

@@ -27,9 +27,7 @@ def reference(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap):
     t = jnp.arange(T, dtype=jnp.int32)[None, :, None]
     rows = cache.k.shape[2]
     slot = jnp.arange(rows, dtype=jnp.int32)[None, None]
-    length, next_slot, last = (
-        x[:, None, None] for x in (cache.length, cache.next_slot, lengths)
-    )
+    length, next_slot, last = (x[:, None, None] for x in (cache.length, cache.next_slot, lengths))
     real = t < last  # [B, T, 1]
     old_seen = real & sees_slot(slot, t, length, next_slot, **sizes)  # [B, T, rows]
     new_seen = real & sees_new(t.swapaxes(1, 2), t, length, **sizes)  # [B, T, T]

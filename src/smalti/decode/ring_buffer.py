@@ -5,8 +5,8 @@ window``. With ``sinks + window`` slots the cache holds, once token ``i`` is wri
 ``masks.streaming(sinks=sinks, window=window)`` lets query ``i`` see: ``j < sinks`` or
 ``i − window < j ≤ i``, whose window counts the query's own token.
 
-In memory there are a few rows more, up to a multiple of 16: then XLA lays the arrays out on a TPU
-as they are written here, and a kernel gets them without a copy.
+In memory there are some rows more, so that XLA's layout of the arrays on a TPU, which wastes least,
+is the one that `smalti.decode.tpu` expects: then nothing copies a cache for a kernel.
 """
 
 from __future__ import annotations
@@ -18,7 +18,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-TILE = 16  # rows, of any dtype
+from smalti.tpu.lanes import LANES, round_up
+
+
+def rows_along_lanes(dim: int) -> bool:
+    """Whether XLA keeps ``[B, Hkv, rows, dim]`` with its rows along a TPU's lanes, because ``dim``
+    would leave some empty."""
+    return round_up(dim, 8) < round_up(dim)
+
+
+def rows_per_tile(dim: int) -> int:
+    """How many rows a TPU copies at least: whole lanes, or as many sublanes as any dtype has."""
+    return LANES if rows_along_lanes(dim) else 16
 
 
 @jax.tree_util.register_dataclass
@@ -31,8 +42,9 @@ class RingBuffer:
     that takes the place of the oldest, as in a sliding window.
 
     Attributes:
-      k: ``[B, Hkv, rows, D]``, a row for each slot and a few more, as attention multiplies them: keys of a model with RoPE
-        are rotated by their positions in the sequence (`attend` does it if asked to).
+      k: ``[B, Hkv, rows, D]``, a row for each slot and some more, as attention multiplies them:
+        keys of a model with RoPE are turned by their positions in the sequence (`attend` does it if
+        asked to).
       v: ``[B, Hkv, rows, Dv]``.
       length: int32 ``[B]``, how many tokens each sequence has had. Rows that none of them was
         written to may hold anything: it reaches no result.
@@ -69,10 +81,11 @@ class RingBuffer:
                     f"{name}: got {size!r}; it must be a Python int of at least {least}, for "
                     "shapes are made of it."
                 )
-        rows = (batch, kv_heads, -(-(sinks + window) // TILE) * TILE)
+        tile = max(rows_per_tile(head_dim), rows_per_tile(value_dim))
+        shape = (batch, kv_heads, round_up(sinks + window, tile))
         return cls(
-            k=jnp.zeros((*rows, head_dim), dtype),
-            v=jnp.zeros((*rows, value_dim), dtype),
+            k=jnp.zeros((*shape, head_dim), dtype),
+            v=jnp.zeros((*shape, value_dim), dtype),
             length=jnp.zeros(batch, jnp.int32),
             sinks=int(sinks),
             window=int(window),

@@ -1,4 +1,4 @@
-"""What `attend` and `append` accept; messages say the argument, what it got, what it takes, advice."""
+"""What `attend` and `append` accept; messages say what they got, what they take, and advice."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import numbers
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 from smalti.attention.validation import DTYPES, LAYOUTS, suggest
 from smalti.preprocess.rope import Rope
@@ -95,7 +96,7 @@ def checked_lengths(lengths, B: int, T: int):
             f"lengths: got {got}; it must be an integer array [B={B}], how many of the T={T} "
             "tokens are real in each sequence, the first ones; or None for all of them."
         )
-    if not isinstance(lengths, jax.core.Tracer):
+    if not isinstance(lengths, core.Tracer):
         known = np.asarray(lengths)
         if known.min() < 0 or known.max() > T:
             raise ValueError(

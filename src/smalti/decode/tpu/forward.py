@@ -23,7 +23,7 @@ from smalti.varying import vary_over, varying_axes
 
 from ..ring_buffer import RingBuffer, sees_new, sees_slot
 from . import blocks
-from .operands import SUBLANES, in_hbm, padded
+from .operands import SUBLANES, block_of, in_hbm, new_tokens, padded, place_of, token_axis
 
 # Rows of `scalars`, by sequence.
 LENGTH, NEXT_SLOT, TOKENS, LIVE_BLOCKS = range(4)
@@ -35,10 +35,10 @@ def kernel(
     # inputs
     t_ref,  # [rows, 1] int32: which new token a row is of
     q_ref,  # [heads, rows or 2·rows, D]: for the window, and where they differ for sink tokens
-    new_k_ref,  # [heads, new, D]
-    new_v_ref,  # [heads, new, Dv]
-    k_ref,  # [heads, block, D]
-    v_ref,  # [heads, block, Dv]
+    new_k_ref,  # [heads, new, D], or [heads, D, new]: as the cache is kept
+    new_v_ref,  # [heads, new, Dv], or [heads, Dv, new]
+    k_ref,  # [heads, block, D], or [heads, D, block]
+    v_ref,  # [heads, block, Dv], or [heads, Dv, block]
     # outputs
     out_ref,  # [heads, rows, Dv]
     # scratch
@@ -52,21 +52,31 @@ def kernel(
     softcap: float | None,
 ):
     heads, rows, Dv = out_ref.shape
-    new, block = new_k_ref.shape[1], k_ref.shape[1]
+    D = q_ref.shape[2]
+    keys_axis, values_axis = token_axis(D), token_axis(Dv)
+    new, block = new_k_ref.shape[1 + keys_axis], k_ref.shape[1 + keys_axis]
     assert q_ref.shape[1] in (rows, 2 * rows), (q_ref.shape, out_ref.shape)
-    assert v_ref.shape == (heads, block, Dv), (v_ref.shape, out_ref.shape)
+    assert k_ref.shape[1:] == block_of(D, block), (k_ref.shape, q_ref.shape)
+    assert v_ref.shape[1:] == block_of(Dv, block), (v_ref.shape, out_ref.shape)
     b, j = pl.program_id(0), pl.program_id(2)
     length, next_slot, tokens = (scalars_ref[i, b] for i in (LENGTH, NEXT_SLOT, TOKENS))
     t = t_ref[...]
-    product = functools.partial(
-        lax.dot_general,
-        precision=kernel_precision(q_ref.dtype),
-        preferred_element_type=jnp.float32,
-    )
+
+    def product(x, y, axis: int):
+        """Over lanes of x and an axis of y."""
+        if y.shape[1 - axis] == 1:  # Mosaic multiplies no single row of bfloat16
+            x, y = x.astype(jnp.float32), y.astype(jnp.float32)
+        return lax.dot_general(
+            x,
+            y,
+            (((1,), (axis,)), ((), ())),
+            precision=kernel_precision(x.dtype),
+            preferred_element_type=jnp.float32,
+        )
 
     def scores(head: int, keys, is_sink):
         """``[rows, keys]``"""
-        s = product(q_ref[head], keys, (((1,), (1,)), ((), ())))
+        s = product(q_ref[head], keys, 1 - keys_axis)
         if q_ref.shape[1] > rows:
             s = jnp.where(is_sink, s[rows:], s[:rows])
         s = s * scale
@@ -74,14 +84,14 @@ def kernel(
 
     def weighed(weights, values):
         """``[rows, Dv]``"""
-        return product(weights.astype(values.dtype), values, (((1,), (0,)), ((), ())))
+        return product(weights.astype(values.dtype), values, values_axis)
 
     @pl.when(j == 0)
     def _():
         u = lax.broadcasted_iota(jnp.int32, (rows, new), 1)
         seen = sees_new(u, t, length, sinks=sinks, window=window)
         # What is not real comes last, and none that is sees it; but 0 times NaN is NaN.
-        real = lax.broadcasted_iota(jnp.int32, (new, Dv), 0) < tokens
+        real = lax.broadcasted_iota(jnp.int32, new_v_ref.shape[1:], values_axis) < tokens
         for head in range(heads):
             s = scores(head, new_k_ref[head], length + u < sinks)
             s = jnp.where(seen, s, -jnp.inf)
@@ -100,7 +110,7 @@ def kernel(
         seen = sees_slot(slot, t, length, next_slot, sinks=sinks, window=window)
         # What no query sees: of a full cache the oldest of the window, else what was not written;
         # and what is behind the last slot.
-        row = lax.broadcasted_iota(jnp.int32, (block, Dv), 0)
+        row = lax.broadcasted_iota(jnp.int32, v_ref.shape[1:], values_axis)
         dead_from = next_slot - first
         dead_until = jnp.where(length < slots, block, dead_from + 1)
         live = (row < dead_from) | (row >= dead_until)
@@ -146,19 +156,17 @@ def forward(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, int
     live = -(-jnp.minimum(cache.length, cache.slots) // block)
     live = jnp.where(lengths > 0, live, 0)
     scalars = jnp.stack([cache.length, cache.next_slot, lengths, live])
-    # Mosaic multiplies no single row of bfloat16. The keys added come last, where none sees them.
-    new = round_up(T, SUBLANES)
-    arrays = scalars, t, queries, padded(k, new), padded(v, new), *in_hbm(cache, interpret)
+    arrays = scalars, t, queries, new_tokens(k), new_tokens(v), *in_hbm(cache, interpret)
 
-    def by_head(length: int, dim: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, heads, length, dim), lambda b, h, j, scalars: (b, h, 0, 0))
+    def by_head(*shape: int) -> pl.BlockSpec:
+        return pl.BlockSpec((None, heads, *shape), lambda b, h, j, scalars: (b, h, 0, 0))
 
     def of_cache(dim: int) -> pl.BlockSpec:
         def index(b, h, j, scalars):
             # Behind the last live block the same again, which is not copied again.
-            return b, h, jnp.minimum(j, jnp.maximum(scalars[LIVE_BLOCKS, b] - 1, 0)), 0
+            return b, h, *place_of(dim, jnp.minimum(j, jnp.maximum(scalars[LIVE_BLOCKS, b] - 1, 0)))
 
-        return pl.BlockSpec((None, heads, block, dim), index)
+        return pl.BlockSpec((None, heads, *block_of(dim, block)), index)
 
     (out,) = launch(
         functools.partial(
@@ -171,8 +179,7 @@ def forward(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, int
             in_specs=[
                 pl.BlockSpec((rows, 1), lambda b, h, j, scalars: (0, 0)),
                 by_head(queries.shape[2], D),
-                by_head(new, D),
-                by_head(new, Dv),
+                *(by_head(*x.shape[2:]) for x in arrays[3:5]),
                 of_cache(D),
                 of_cache(Dv),
             ],

@@ -7,6 +7,7 @@ by tiles of rows; the kernel visits those that new tokens go to, each with all h
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -14,39 +15,42 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from smalti.tpu.lanes import round_up
 from smalti.tpu.launch import launch
 from smalti.varying import vary_over, varying_axes
 
-from ..ring_buffer import TILE, RingBuffer
-from .operands import SUBLANES, in_hbm, padded
+from ..ring_buffer import RingBuffer, rows_per_tile
+from .operands import block_of, in_hbm, new_tokens, place_of, token_axis
 
 
 def kernel(
     # prefetched
-    tiles_ref,  # [T, B] int32, ascending: the tile of a step
+    visited_ref,  # [T, B] int32, ascending: a slot in the tile of a step
     slots_ref,  # [T, B] int32: where a token goes; out of bounds if it does not stay
-    # inputs
-    new_k_ref,  # [Hkv, new, D]
-    new_v_ref,  # [Hkv, new, Dv]
-    k_ref,  # [Hkv, TILE, D]
-    v_ref,  # [Hkv, TILE, Dv]
+    # inputs, as the cache is kept
+    new_k_ref,  # [Hkv, new, D], or [Hkv, D, new]
+    new_v_ref,
+    k_ref,  # [Hkv, tile, D], or [Hkv, D, tile]
+    v_ref,
     # outputs
-    k_out_ref,  # [Hkv, TILE, D]
-    v_out_ref,  # [Hkv, TILE, Dv]
+    k_out_ref,  # as k_ref
+    v_out_ref,
+    *,
+    D: int,
+    Dv: int,
 ):
     b, x = pl.program_id(0), pl.program_id(1)
-    first = tiles_ref[x, b] * TILE
-    for ref, new_ref, out_ref in (
-        (k_ref, new_k_ref, k_out_ref),
-        (v_ref, new_v_ref, v_out_ref),
+    for dim, ref, new_ref, out_ref in (
+        (D, k_ref, new_k_ref, k_out_ref),
+        (Dv, v_ref, new_v_ref, v_out_ref),
     ):
+        axis, tile = 1 + token_axis(dim), rows_per_tile(dim)
+        rows, new = ref[...], new_ref[...]
+        row = lax.div(visited_ref[x, b], tile) * tile
+        row += lax.broadcasted_iota(jnp.int32, rows.shape, axis)
         # A tile of several tokens is visited by steps in a row, and gets all of them in each.
-        rows = ref[...]
-        row = lax.broadcasted_iota(jnp.int32, rows.shape, 1)
         for t in range(slots_ref.shape[0]):
-            here = row == slots_ref[t, b] - first
-            rows = jnp.where(here, new_ref[:, t : t + 1], rows)
+            token = lax.slice_in_dim(new, t, t + 1, axis=axis)
+            rows = jnp.where(row == slots_ref[t, b], token, rows)
         out_ref[...] = rows
 
 
@@ -55,33 +59,38 @@ def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
     B, Hkv, T, D = k.shape
     Dv = v.shape[3]
     slots = cache.new_slots(T, lengths).T  # [T, B]
-    stays = slots < cache.k.shape[2]
-    tiles = jnp.sort(jnp.where(stays, slots // TILE, 0), axis=0)
-    new = round_up(T, SUBLANES)
-    rows = in_hbm(cache, interpret)
-    arrays = tiles, slots, padded(k, new), padded(v, new), *rows
+    visited = jnp.sort(jnp.where(slots < cache.k.shape[2], slots, 0), axis=0)
+    new = new_tokens(k), new_tokens(v)
+    arrays = visited, slots, *new, *in_hbm(cache, interpret)
 
-    def by_sequence(dim: int) -> pl.BlockSpec:
-        return pl.BlockSpec((None, Hkv, new, dim), lambda b, x, tiles, slots: (b, 0, 0, 0))
+    def by_sequence(shape) -> pl.BlockSpec:
+        return pl.BlockSpec((None, *shape), lambda b, x, visited, slots: (b, 0, 0, 0))
 
     def tile(dim: int) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (None, Hkv, TILE, dim), lambda b, x, tiles, slots: (b, 0, tiles[x, b], 0)
-        )
+        rows = rows_per_tile(dim)
+
+        def index(b, x, visited, slots):
+            return b, 0, *place_of(dim, lax.div(visited[x, b], rows))
+
+        return pl.BlockSpec((None, Hkv, *block_of(dim, rows)), index)
 
     k, v = launch(
-        kernel,
+        functools.partial(kernel, D=D, Dv=Dv),
         *vary_over(arrays, varying_axes(arrays)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
             grid=(B, T),
-            in_specs=[by_sequence(D), by_sequence(Dv), tile(D), tile(Dv)],
+            in_specs=[*(by_sequence(x.shape[1:]) for x in new), tile(D), tile(Dv)],
             out_specs=[tile(D), tile(Dv)],
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (cache.k, cache.v)],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[4:]],
         input_output_aliases={4: 0, 5: 1},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
         interpret=interpret,
         name="smalti_decode_write",
     )
-    return dataclasses.replace(cache, k=k, v=v, length=cache.length + lengths)
+    return dataclasses.replace(cache, k=_back(k, D), v=_back(v, Dv), length=cache.length + lengths)
+
+
+def _back(x: jax.Array, dim: int) -> jax.Array:
+    return x.swapaxes(2, 3) if token_axis(dim) else x
