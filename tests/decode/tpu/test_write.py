@@ -1,0 +1,50 @@
+"""The kernel that writes is the scatter, bit for bit, wherever tokens go."""
+
+import jax
+import numpy as np
+import pytest
+
+from smalti.decode import RingBuffer
+from smalti.decode.tpu.write import written
+from tests.support.inputs import normal
+from tests.support.interpreter import STRICT, no_races
+
+
+def caches(sinks, window, lengths, *, D, Dv, T, dtype):
+    B, Hkv = len(lengths), 2
+    cache = RingBuffer.empty(B, Hkv, D, Dv, sinks=sinks, window=window, dtype=dtype)
+    k, v = (
+        normal(*x.shape, seed=name, dtype=dtype) for name, x in (("k", cache.k), ("v", cache.v))
+    )
+    new = (normal(B, Hkv, T, dim, seed=f"new{dim}", dtype=dtype) for dim in (D, Dv))
+    return RingBuffer(k, v, np.array(lengths, np.int32), sinks, window), *new
+
+
+def assert_same(got: RingBuffer, expected: RingBuffer):
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# Within a tile, over the end of one, from the sink tokens on, around the end, more than stay, none.
+LENGTHS = [5, 14, 1, 198, 200, 127, 126, 0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("D", [8, 128])
+@pytest.mark.parametrize(("sinks", "window"), [(3, 197), (0, 5), (6, 1)])
+def test_it_is_the_scatter(sinks, window, D, dtype):
+    cache, k, v = caches(sinks, window, LENGTHS, D=D, Dv=128, T=8, dtype=dtype)
+    new = np.array([8, 8, 8, 8, 7, 1, 4, 0], np.int32)
+    expected = cache.written(k, v, new)
+    assert_same(jax.jit(lambda *x: written(*x, interpret=True))(cache, k, v, new), expected)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("D", [8, 128])
+def test_it_races_with_nothing(D):
+    cache, k, v = caches(2, 31, [30, 0], D=D, Dv=D, T=5, dtype="float32")
+    new = np.array([5, 2], np.int32)
+    with no_races(launches=1):
+        got = jax.jit(lambda *x: written(*x, interpret=STRICT))(cache, k, v, new)
+        jax.block_until_ready(got)
+    assert_same(got, cache.written(k, v, new))
