@@ -44,7 +44,7 @@ def case_of(rules, T: int, chunks: int, B: int = 3, seed: int = 0, **sizes) -> C
 
 
 # To interpret a kernel takes seconds.
-QUICK = ("cache positions", "chunks longer than the window", "bfloat16", "odd sizes", "whole lanes")
+QUICK = ("cache positions", "odd sizes", "whole lanes")
 MOST = [("reference", name) for name in CASES] + [
     pytest.param("pallas", name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES
 ]
@@ -108,7 +108,9 @@ def test_a_prompt_longer_than_a_piece(positions):
     check(case, "reference")
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(
+    "implementation", ["reference", pytest.param("pallas", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("positions", ["cache", None])
 def test_a_chunk_is_its_tokens_one_by_one(implementation, positions):
     """To the rounding of a sum in another order; and the caches are the same."""
@@ -207,7 +209,7 @@ def test_a_donated_cache_gives_its_memory():
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_two_runs_are_bitwise_equal(implementation):
-    case = case_of(Rules(2, 5, "cache"), 4, 4)
+    case = case_of(Rules(2, 5, "cache"), 1, 12)
     np.testing.assert_array_equal(*(decoded(case, implementation)[0] for _ in range(2)))
 
 
@@ -231,14 +233,14 @@ def test_none_picks_by_the_platform_of_the_mesh_in_context():
 def test_nothing_is_promoted_implicitly():
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         for implementation in IMPLEMENTATIONS:
-            case = case_of(Rules(2, 5, "cache", softcap=3.0), 2, 2, dtype="bfloat16")
+            case = case_of(Rules(2, 5, "cache", softcap=3.0), 1, 2, dtype="bfloat16")
             decoded(case, implementation)
 
 
 def test_64_bits():
     with jax.enable_x64(True):
         for implementation in IMPLEMENTATIONS:
-            case = case_of(Rules(2, 5, "cache"), 2, 4)
+            case = case_of(Rules(2, 5, "cache"), 1, 4)
             assert check(case, implementation).dtype == np.float32
 
 
@@ -246,6 +248,10 @@ Q, K, V = (np.zeros((2, 3, heads, 8), np.float32) for heads in (4, 2, 2))
 CACHE = RingBuffer.empty(2, 2, 8, sinks=1, window=4, dtype="float32")
 REFUSED = [
     ({"cache": 1}, "cache: got a int; it must be a smalti.decode.RingBuffer. Make one with"),
+    (
+        {"cache": dataclasses.replace(CACHE, v=CACHE.v[:, :, :5])},
+        "cache.v: got float32[2, 2, 5, 8]; it must be float32 of four dimensions, [B, Hkv, 128, D]",
+    ),
     ({"q": [1]}, "q: got a list; it must be a JAX or NumPy array. Convert it with jnp.asarray."),
     ({"k": K[:, 0]}, "k: got shape [2, 2, 8] with layout='BSHD'; it must be [B, T, H, D] without"),
     ({"q": Q[:, :0]}, "q: got shape [2, 0, 4, 8] with layout='BSHD'; it must be [B, T, H, D]"),

@@ -14,7 +14,7 @@ from smalti.decode import RingBuffer, append
 from smalti.decode.ring_buffer import sees_new, sees_slot
 
 SMALL = st.tuples(st.integers(0, 5), st.integers(1, 9))  # sinks, window
-quick = hypothesis.settings(max_examples=100, deadline=None, derandomize=True, database=None)
+quick = hypothesis.settings(max_examples=50, deadline=None, derandomize=True, database=None)
 
 
 def positions_in_slots(length: int, sinks: int, window: int) -> np.ndarray:

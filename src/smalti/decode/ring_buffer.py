@@ -81,8 +81,7 @@ class RingBuffer:
                     f"{name}: got {size!r}; it must be a Python int of at least {least}, for "
                     "shapes are made of it."
                 )
-        tile = max(rows_per_tile(head_dim), rows_per_tile(value_dim))
-        shape = (batch, kv_heads, round_up(sinks + window, tile))
+        shape = (batch, kv_heads, cls.rows(sinks, window, head_dim, value_dim))
         return cls(
             k=jnp.zeros((*shape, head_dim), dtype),
             v=jnp.zeros((*shape, value_dim), dtype),
@@ -90,6 +89,12 @@ class RingBuffer:
             sinks=int(sinks),
             window=int(window),
         )
+
+    @staticmethod
+    def rows(sinks: int, window: int, head_dim: int, value_dim: int) -> int:
+        """How many rows in memory so many slots take."""
+        tile = max(rows_per_tile(head_dim), rows_per_tile(value_dim))
+        return round_up(sinks + window, tile)
 
     @property
     def slots(self) -> int:

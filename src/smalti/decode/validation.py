@@ -29,6 +29,15 @@ def check_cache(cache) -> None:
             f"cache: got a {type(cache).__name__}; it must be a smalti.decode.RingBuffer. Make one "
             "with RingBuffer.empty(batch, kv_heads, head_dim, window=…, dtype=…)."
         )
+    rows = RingBuffer.rows(cache.sinks, cache.window, cache.k.shape[-1], cache.v.shape[-1])
+    for name, x in (("k", cache.k), ("v", cache.v)):
+        if x.ndim != 4 or x.shape[2] != rows or x.dtype != cache.k.dtype:
+            raise ValueError(
+                f"cache.{name}: got {x.dtype}{list(x.shape)}; it must be {cache.k.dtype} of four "
+                f"dimensions, [B, Hkv, {rows}, D]: of {cache.sinks} + {cache.window} slots there "
+                "are so many rows in memory. Make it with RingBuffer.empty, and map it with "
+                "jax.vmap."
+            )
 
 
 def heads_first(name: str, x, cache: RingBuffer, layout: str):

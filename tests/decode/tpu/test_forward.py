@@ -61,6 +61,7 @@ def test_blocks_without_a_token_race_with_nothing():
         check(case, "pallas", interpret=STRICT)
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_blocks():
     lengths = ragged(4, 3, 2)
     case = Case(Rules(2, 300, "cache"), 4, lengths, **NARROW)

@@ -12,6 +12,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -33,7 +34,6 @@ def kernel(
     # prefetched
     scalars_ref,  # [4, B] int32
     # inputs
-    t_ref,  # [rows, 1] int32: which new token a row is of
     q_ref,  # [heads, rows or 2·rows, D]: for the window, and where they differ for sink tokens
     new_k_ref,  # [heads, new, D], or [heads, D, new]: as the cache is kept
     new_v_ref,  # [heads, new, Dv], or [heads, Dv, new]
@@ -46,6 +46,7 @@ def kernel(
     l_ref,  # [heads, rows, 1] float32
     acc_ref,  # [heads, rows, Dv] float32
     *,
+    T: int,
     sinks: int,
     window: int,
     scale: float,
@@ -60,7 +61,8 @@ def kernel(
     assert v_ref.shape[1:] == block_of(Dv, block), (v_ref.shape, out_ref.shape)
     b, j = pl.program_id(0), pl.program_id(2)
     length, next_slot, tokens = (scalars_ref[i, b] for i in (LENGTH, NEXT_SLOT, TOKENS))
-    t = t_ref[...]
+    # Which new token a row is of: the rows of a head stand together.
+    t = lax.rem(lax.broadcasted_iota(jnp.int32, (rows, 1), 0), np.int32(T))
 
     def product(x, y, axis: int):
         """Over lanes of x and an axis of y."""
@@ -152,11 +154,10 @@ def forward(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, int
     queries = by_group(q)
     if q_sinks is not None:
         queries = jnp.concatenate([queries, by_group(q_sinks)], axis=2)
-    t = (jnp.arange(rows, dtype=jnp.int32) % T)[:, None]
     live = -(-jnp.minimum(cache.length, cache.slots) // block)
     live = jnp.where(lengths > 0, live, 0)
     scalars = jnp.stack([cache.length, cache.next_slot, lengths, live])
-    arrays = scalars, t, queries, new_tokens(k), new_tokens(v), *in_hbm(cache, interpret)
+    arrays = scalars, queries, new_tokens(k), new_tokens(v), *in_hbm(cache, interpret)
 
     def by_head(*shape: int) -> pl.BlockSpec:
         return pl.BlockSpec((None, heads, *shape), lambda b, h, j, scalars: (b, h, 0, 0))
@@ -170,16 +171,15 @@ def forward(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, int
 
     (out,) = launch(
         functools.partial(
-            kernel, sinks=cache.sinks, window=cache.window, scale=scale, softcap=softcap
+            kernel, T=T, sinks=cache.sinks, window=cache.window, scale=scale, softcap=softcap
         ),
         *vary_over(arrays, varying_axes(arrays)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(B, Hkv // heads, pl.cdiv(cache.k.shape[2], block)),
             in_specs=[
-                pl.BlockSpec((rows, 1), lambda b, h, j, scalars: (0, 0)),
                 by_head(queries.shape[2], D),
-                *(by_head(*x.shape[2:]) for x in arrays[3:5]),
+                *(by_head(*x.shape[2:]) for x in arrays[2:4]),
                 of_cache(D),
                 of_cache(Dv),
             ],

@@ -1,7 +1,8 @@
 """The kernel that writes new tokens into the cache, in place.
 
 XLA's scatter would bring the whole cache into another layout and back. Memory is read and written
-by tiles of rows; the kernel visits those that new tokens go to, each with all heads.
+by tiles of rows: those that new tokens go to are fetched, of several sequences at once, for a copy
+takes its latency; then changed and sent back.
 """
 
 from __future__ import annotations
@@ -11,86 +12,144 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from smalti.tpu.lanes import round_up
 from smalti.tpu.launch import launch
 from smalti.varying import vary_over, varying_axes
 
 from ..ring_buffer import RingBuffer, rows_per_tile
-from .operands import block_of, in_hbm, new_tokens, place_of, token_axis
+from .operands import as_kept, block_of, new_tokens, token_axis
+
+VMEM_BUDGET_BYTES = 6 * 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Keys or values: their refs in the kernel."""
+
+    new: jax.Ref  # [sequences, Hkv, new, dim], or [sequences, Hkv, dim, new]: as the cache is kept
+    before: jax.Ref  # [B, Hkv, rows, dim] in HBM
+    after: jax.Ref  # the same memory
+    tiles: jax.Ref  # [sequences, T, Hkv, tile, dim]
+    semaphores: jax.Ref  # [sequences, T]
+    dim: int
+
+    @property
+    def axis(self) -> int:
+        """Of tokens, in a tile of all heads."""
+        return 1 + token_axis(self.dim)
+
+    @property
+    def slots(self) -> int:
+        """What is behind is no place."""
+        return self.after.shape[1 + self.axis]
+
+    def first(self, slot):
+        """The first row of a slot's tile."""
+        tile = rows_per_tile(self.dim)
+        return pl.multiple_of(lax.div(slot, np.int32(tile)) * tile, tile)
+
+    def copy(self, n, b, x, slot, *, back: bool):
+        """Of the tile of token x's slot of sequence b, the n-th of this step."""
+        rows = pl.ds(self.first(slot), rows_per_tile(self.dim))
+        place = (b, slice(None), *((slice(None), rows) if self.axis == 2 else (rows, slice(None))))
+        tile, semaphore = self.tiles.at[n, x], self.semaphores.at[n, x]
+        if back:
+            return pltpu.make_async_copy(tile, self.after.at[place], semaphore)
+        return pltpu.make_async_copy(self.before.at[place], tile, semaphore)
+
+    def change(self, n, x, slot, slots) -> None:
+        """A tile gets all of the sequence's new tokens that go to it."""
+        rows = self.tiles[n, x]
+        row = self.first(slot) + lax.broadcasted_iota(jnp.int32, rows.shape, self.axis)
+        for t, own in enumerate(slots):
+            token = lax.slice_in_dim(self.new[n], t, t + 1, axis=self.axis)
+            rows = jnp.where(row == own, token, rows)
+        self.tiles[n, x] = rows
 
 
 def kernel(
     # prefetched
-    visited_ref,  # [T, B] int32, ascending: a slot in the tile of a step
     slots_ref,  # [T, B] int32: where a token goes; out of bounds if it does not stay
-    # inputs, as the cache is kept
-    new_k_ref,  # [Hkv, new, D], or [Hkv, D, new]
-    new_v_ref,
-    k_ref,  # [Hkv, tile, D], or [Hkv, D, tile]
-    v_ref,
-    # outputs
-    k_out_ref,  # as k_ref
-    v_out_ref,
-    *,
-    D: int,
-    Dv: int,
+    *refs,  # keys' and values' in turns: new, before, after, tiles, semaphores
+    dims: tuple[int, int],
 ):
-    b, x = pl.program_id(0), pl.program_id(1)
-    for dim, ref, new_ref, out_ref in (
-        (D, k_ref, new_k_ref, k_out_ref),
-        (Dv, v_ref, new_v_ref, v_out_ref),
-    ):
-        axis, tile = 1 + token_axis(dim), rows_per_tile(dim)
-        rows, new = ref[...], new_ref[...]
-        row = lax.div(visited_ref[x, b], tile) * tile
-        row += lax.broadcasted_iota(jnp.int32, rows.shape, axis)
-        # A tile of several tokens is visited by steps in a row, and gets all of them in each.
-        for t in range(slots_ref.shape[0]):
-            token = lax.slice_in_dim(new, t, t + 1, axis=axis)
-            rows = jnp.where(row == slots_ref[t, b], token, rows)
-        out_ref[...] = rows
+    both = [Rows(*refs[i::2], dim=dim) for i, dim in enumerate(dims)]
+    T, sequences = slots_ref.shape[0], both[0].tiles.shape[0]
+    first = pl.program_id(0) * sequences
+
+    def every_tile(act):
+        """act(n, b, x, slot, rows) for each tile that tokens go to, of each sequence of this step;
+        the x-th is the first of them."""
+
+        def of_token(n, x):
+            b = first + n
+            slot = slots_ref[x, b]
+            for rows in both:
+
+                def is_same(earlier, found, rows=rows):
+                    return found | (rows.first(slots_ref[earlier, b]) == rows.first(slot))
+
+                is_first = jnp.logical_not(lax.fori_loop(0, x, is_same, False))
+                pl.when(is_first & (slot < rows.slots))(functools.partial(act, n, b, x, slot, rows))
+
+        @pl.loop(0, sequences)
+        def _(n):
+            pl.loop(0, T)(functools.partial(of_token, n))
+
+    def fetch(n, b, x, slot, rows):
+        rows.copy(n, b, x, slot, back=False).start()
+
+    def change(n, b, x, slot, rows):
+        rows.copy(n, b, x, slot, back=False).wait()
+        rows.change(n, x, slot, [slots_ref[t, b] for t in range(T)])
+        rows.copy(n, b, x, slot, back=True).start()
+
+    def wait(n, b, x, slot, rows):
+        rows.copy(n, b, x, slot, back=True).wait()
+
+    for act in (fetch, change, wait):
+        every_tile(act)
 
 
 def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
     """As `RingBuffer.written`, for few tokens."""
     B, Hkv, T, D = k.shape
-    Dv = v.shape[3]
+    dims = D, v.shape[3]
     slots = cache.new_slots(T, lengths).T  # [T, B]
-    visited = jnp.sort(jnp.where(slots < cache.k.shape[2], slots, 0), axis=0)
     new = new_tokens(k), new_tokens(v)
-    arrays = visited, slots, *new, *in_hbm(cache, interpret)
+    arrays = slots, *new, as_kept(cache.k), as_kept(cache.v)
 
-    def by_sequence(shape) -> pl.BlockSpec:
-        return pl.BlockSpec((None, *shape), lambda b, x, visited, slots: (b, 0, 0, 0))
+    tiles = [(T, Hkv, *block_of(dim, rows_per_tile(dim))) for dim in dims]
+    padded = (int(np.prod(x[:-2])) * round_up(x[-2], 16) * round_up(x[-1]) for x in tiles)
+    most = max(1, VMEM_BUDGET_BYTES // (sum(padded) * k.dtype.itemsize))
+    sequences = max(n for n in range(1, min(B, most) + 1) if B % n == 0)
 
-    def tile(dim: int) -> pl.BlockSpec:
-        rows = rows_per_tile(dim)
-
-        def index(b, x, visited, slots):
-            return b, 0, *place_of(dim, lax.div(visited[x, b], rows))
-
-        return pl.BlockSpec((None, Hkv, *block_of(dim, rows)), index)
-
+    in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     k, v = launch(
-        functools.partial(kernel, D=D, Dv=Dv),
+        functools.partial(kernel, dims=dims),
         *vary_over(arrays, varying_axes(arrays)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=2,
-            grid=(B, T),
-            in_specs=[*(by_sequence(x.shape[1:]) for x in new), tile(D), tile(Dv)],
-            out_specs=[tile(D), tile(Dv)],
+            num_scalar_prefetch=1,
+            grid=(B // sequences,),
+            in_specs=[
+                *(pl.BlockSpec((sequences, *x.shape[1:]), lambda i, *_: (i, 0, 0, 0)) for x in new),
+                *(in_hbm, in_hbm),
+            ],
+            out_specs=[in_hbm, in_hbm],
+            scratch_shapes=[
+                *(pltpu.VMEM((sequences, *tile), k.dtype) for tile in tiles),
+                *(pltpu.SemaphoreType.DMA((sequences, T)) for _ in tiles),
+            ],
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[4:]],
-        input_output_aliases={4: 0, 5: 1},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[3:]],
+        input_output_aliases={3: 0, 4: 1},
         interpret=interpret,
         name="smalti_decode_write",
     )
-    return dataclasses.replace(cache, k=_back(k, D), v=_back(v, Dv), length=cache.length + lengths)
-
-
-def _back(x: jax.Array, dim: int) -> jax.Array:
-    return x.swapaxes(2, 3) if token_axis(dim) else x
+    k, v = (x.swapaxes(2, 3) if token_axis(dim) else x for x, dim in zip((k, v), dims, strict=True))
+    return dataclasses.replace(cache, k=k, v=v, length=cache.length + lengths)
