@@ -74,7 +74,7 @@ def attend(
       softcap: ``softcap · tanh(score / softcap)``; a positive Python float.
       layout: "BSHD" as above, or "BHSD": q ``[B, Hq, T, D]`` and so on, the result too.
       implementation: "reference" (plain JAX), "pallas" (a TPU kernel for up to 8 new tokens, of
-        float32 or bfloat16, that copies no block of the cache without a token), or None: "pallas"
+        float32 or bfloat16, that passes by blocks of the cache without a token), or None: "pallas"
         on a TPU where it can, else "reference". The platform is that of the mesh in context
         (`jax.set_mesh`), else the default backend. A named one is used or raises.
       interpret: for "pallas": True, or a ``pltpu.InterpretParams``, runs the kernel in an

@@ -43,19 +43,14 @@ class Rows:
         """Of tokens, in a tile of all heads."""
         return 1 + token_axis(self.dim)
 
-    @property
-    def slots(self) -> int:
-        """What is behind is no place."""
-        return self.after.shape[1 + self.axis]
-
-    def first(self, slot):
+    def first_row(self, slot):
         """The first row of a slot's tile."""
         tile = rows_per_tile(self.dim)
         return pl.multiple_of(lax.div(slot, np.int32(tile)) * tile, tile)
 
     def copy(self, n, b, x, slot, *, back: bool):
         """Of the tile of token x's slot of sequence b, the n-th of this step."""
-        rows = pl.ds(self.first(slot), rows_per_tile(self.dim))
+        rows = pl.ds(self.first_row(slot), rows_per_tile(self.dim))
         place = (b, slice(None), *((slice(None), rows) if self.axis == 2 else (rows, slice(None))))
         tile, semaphore = self.tiles.at[n, x], self.semaphores.at[n, x]
         if back:
@@ -65,7 +60,7 @@ class Rows:
     def change(self, n, x, slot, slots) -> None:
         """A tile gets all of the sequence's new tokens that go to it."""
         rows = self.tiles[n, x]
-        row = self.first(slot) + lax.broadcasted_iota(jnp.int32, rows.shape, self.axis)
+        row = self.first_row(slot) + lax.broadcasted_iota(jnp.int32, rows.shape, self.axis)
         for t, own in enumerate(slots):
             token = lax.slice_in_dim(self.new[n], t, t + 1, axis=self.axis)
             rows = jnp.where(row == own, token, rows)
@@ -75,27 +70,24 @@ class Rows:
 def kernel(
     # prefetched
     slots_ref,  # [T, B] int32: where a token goes; out of bounds if it does not stay
+    is_first_ref,  # [2·T, B] int32: whether a token is the first that goes to its tile
     *refs,  # keys' and values' in turns: new, before, after, tiles, semaphores
     dims: tuple[int, int],
 ):
     both = [Rows(*refs[i::2], dim=dim) for i, dim in enumerate(dims)]
     T, sequences = slots_ref.shape[0], both[0].tiles.shape[0]
-    first = pl.program_id(0) * sequences
+    first_sequence = pl.program_id(0) * sequences
 
     def every_tile(act):
         """act(n, b, x, slot, rows) for each tile that tokens go to, of each sequence of this step;
         the x-th is the first of them."""
 
         def of_token(n, x):
-            b = first + n
-            slot = slots_ref[x, b]
-            for rows in both:
-
-                def is_same(earlier, found, rows=rows):
-                    return found | (rows.first(slots_ref[earlier, b]) == rows.first(slot))
-
-                is_first = jnp.logical_not(lax.fori_loop(0, x, is_same, False))
-                pl.when(is_first & (slot < rows.slots))(functools.partial(act, n, b, x, slot, rows))
+            b = first_sequence + n
+            for i, rows in enumerate(both):
+                pl.when(is_first_ref[i * T + x, b] == 1)(
+                    functools.partial(act, n, b, x, slots_ref[x, b], rows)
+                )
 
         @pl.loop(0, sequences)
         def _(n):
@@ -116,13 +108,23 @@ def kernel(
         every_tile(act)
 
 
+def firsts(slots, rows: int, dim: int):
+    """int32 ``[T, B]``: whether a token is the first of those that go to its tile, and stay."""
+    tile, T = slots // rows_per_tile(dim), slots.shape[0]
+    earlier = np.tri(T, k=-1, dtype=bool)[..., None]  # [token, earlier token, 1]
+    again = (earlier & (tile[:, None] == tile[None])).any(1)
+    return ((slots < rows) & ~again).astype(jnp.int32)
+
+
 def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
     """As `RingBuffer.written`, for few tokens."""
     B, Hkv, T, D = k.shape
     dims = D, v.shape[3]
     slots = cache.new_slots(T, lengths).T  # [T, B]
+    rows = cache.k.shape[2]
     new = new_tokens(k), new_tokens(v)
-    arrays = slots, *new, as_kept(cache.k), as_kept(cache.v)
+    is_first = jnp.concatenate([firsts(slots, rows, dim) for dim in dims])
+    arrays = slots, is_first, *new, as_kept(cache.k), as_kept(cache.v)
 
     tiles = [(T, Hkv, *block_of(dim, rows_per_tile(dim))) for dim in dims]
     padded = (int(np.prod(x[:-2])) * round_up(x[-2], 16) * round_up(x[-1]) for x in tiles)
@@ -134,7 +136,7 @@ def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
         functools.partial(kernel, dims=dims),
         *vary_over(arrays, varying_axes(arrays)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=1,
+            num_scalar_prefetch=2,
             grid=(B // sequences,),
             in_specs=[
                 *(pl.BlockSpec((sequences, *x.shape[1:]), lambda i, *_: (i, 0, 0, 0)) for x in new),
@@ -146,8 +148,8 @@ def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
                 *(pltpu.SemaphoreType.DMA((sequences, T)) for _ in tiles),
             ],
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[3:]],
-        input_output_aliases={3: 0, 4: 1},
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays[4:]],
+        input_output_aliases={4: 0, 5: 1},
         interpret=interpret,
         name="smalti_decode_write",
     )
