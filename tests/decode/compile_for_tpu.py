@@ -62,6 +62,10 @@ VARIANTS = {
     "softcap": Variant(options=(("softcap", 30.0), ("scale", 0.1), ("layout", "BHSD")), D=256),
     "five tokens": Variant(T=5, Hq=40, window=2000, positions="cache"),
     "64 bits": Variant(window=2000, positions="cache", lengths=True, x64=True),
+    "wide heads": Variant(
+        B=2, Hq=64, Hkv=64, D=512, T=8, window=2000, dtype="float32", positions="cache"
+    ),
+    "many sequences": Variant(B=128, Hq=64, D=64, window=2000),
     "vmapped": Variant(window=600, positions="cache", lengths=True, vmapped=True),
 }
 # Compiled for every chip; the others for v6e alone.

@@ -9,7 +9,7 @@ import pytest
 
 from smalti.decode.tpu import blocks
 from smalti.decode.tpu.blocks import Blocks
-from tests.decode.calls import Case, check, decoded, ragged
+from tests.decode.calls import Case, check, compiled, decoded, ragged, step
 from tests.decode.oracle import Rules
 from tests.support.interpreter import STRICT, no_races
 
@@ -71,7 +71,7 @@ def test_results_do_not_depend_on_blocks():
             np.testing.assert_allclose(decoded(case, "pallas")[0], whole, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("poison", [np.nan, np.inf])
+@pytest.mark.parametrize("poison", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_what_a_query_no_longer_sees_may_be_anything(poison):
     """Of a full cache the oldest token of the window, which the new one replaces."""
     for implementation in ("reference", "pallas"):
@@ -84,21 +84,17 @@ def test_what_a_query_no_longer_sees_may_be_anything(poison):
         assert not np.isfinite(decoded(dirty, implementation)[0][4]).any()
 
 
-def test_shard_map_over_the_batch():
+@pytest.mark.parametrize(
+    "implementation", ["reference", pytest.param("pallas", marks=pytest.mark.slow)]
+)
+def test_shard_map_over_the_batch(implementation):
     """With its default checks, on one device: the types are those of several."""
-    from smalti.decode import attend
-
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     case = Case(Rules(2, 5, "cache"), 2, np.array([[2, 1]]))
     P = jax.sharding.PartitionSpec
-
-    for how in ({"implementation": "reference"}, {"implementation": "pallas", "interpret": True}):
-
-        def step(cache, q, k, v, lengths, how=how):
-            return attend(q, cache, k, v, lengths=lengths, **case.rules.options, **how)
-
-        arrays = case.empty(), *(jnp.asarray(x[0]) for x in case.chunks), case.lengths[0]
-        mapped = jax.shard_map(step, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
-        (out, cache), (expected, last) = jax.jit(mapped)(*arrays), jax.jit(step)(*arrays)
-        np.testing.assert_allclose(out, expected, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(cache.v, last.v)
+    call = step(case, implementation)
+    mapped = jax.shard_map(call, mesh=mesh, in_specs=P("data"), out_specs=P("data"))
+    chunk = *(jnp.asarray(x[0]) for x in case.chunks), case.lengths[0]
+    got, expected = (compiled(f)(case.empty(), chunk) for f in (mapped, call))
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-6, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Bytes from HBM, by the compiled schedule: of a cache only blocks with a token are copied, and the first."""
+"""Bytes from HBM, by the compiled schedule: only blocks with a token are copied, and the first."""
 
 import pytest
 

@@ -1,10 +1,13 @@
 """The kernel that writes is the scatter, bit for bit, wherever tokens go."""
 
+from unittest import mock
+
 import jax
 import numpy as np
 import pytest
 
 from smalti.decode import RingBuffer
+from smalti.decode.tpu import write
 from smalti.decode.tpu.write import written
 from tests.decode.calls import compiled
 from tests.support.inputs import normal
@@ -46,6 +49,14 @@ def test_it_is_the_scatter(sinks, window, D, dtype):
     expected = cache.written(k, v, new)
     write = compiled(lambda *x: written(*x, interpret=True))
     assert_same(write(cache, k, v, new), expected)
+
+
+def test_a_step_may_have_one_sequence_and_one_head():
+    cache, k, v = caches(3, 197, [5, 198], D=8, Dv=128, T=2, dtype="float32")
+    new = np.array([2, 1], np.int32)
+    with mock.patch.object(write, "VMEM_BUDGET_BYTES", 0):
+        got = compiled(lambda *x: written(*x, interpret=True))(cache, k, v, new)
+    assert_same(got, cache.written(k, v, new))
 
 
 @pytest.mark.slow

@@ -24,23 +24,23 @@ from smalti.varying import vary_over, varying_axes
 from ..ring_buffer import RingBuffer, rows_per_tile
 from .operands import as_kept, block_of, new_tokens, token_axis
 
-VMEM_BUDGET_BYTES = 6 * 2**20
+VMEM_BUDGET_BYTES = 10 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
     """Keys or values: their refs in the kernel."""
 
-    new: jax.Ref  # [sequences, Hkv, new, dim], or [sequences, Hkv, dim, new]: as the cache is kept
+    new: jax.Ref  # [sequences, heads, new, dim], or its transpose: as the cache is kept
     before: jax.Ref  # [B, Hkv, rows, dim] in HBM
     after: jax.Ref  # the same memory
-    tiles: jax.Ref  # [sequences, T, Hkv, tile, dim]
+    tiles: jax.Ref  # [sequences, T, heads, tile, dim]
     semaphores: jax.Ref  # [sequences, T]
     dim: int
 
     @property
     def axis(self) -> int:
-        """Of tokens, in a tile of all heads."""
+        """Of tokens, in a tile of several heads."""
         return 1 + token_axis(self.dim)
 
     def first_row(self, slot):
@@ -48,10 +48,11 @@ class Rows:
         tile = rows_per_tile(self.dim)
         return pl.multiple_of(lax.div(slot, np.int32(tile)) * tile, tile)
 
-    def copy(self, n, b, x, slot, *, back: bool):
-        """Of the tile of token x's slot of sequence b, the n-th of this step."""
+    def copy(self, n, b, head, x, slot, *, back: bool):
+        """Of the tile of token x's slot of sequence b, the n-th of this step, from a head on."""
         rows = pl.ds(self.first_row(slot), rows_per_tile(self.dim))
-        place = (b, slice(None), *((slice(None), rows) if self.axis == 2 else (rows, slice(None))))
+        heads = pl.ds(head, self.tiles.shape[2])
+        place = (b, heads, *((slice(None), rows) if self.axis == 2 else (rows, slice(None))))
         tile, semaphore = self.tiles.at[n, x], self.semaphores.at[n, x]
         if back:
             return pltpu.make_async_copy(tile, self.after.at[place], semaphore)
@@ -77,6 +78,7 @@ def kernel(
     both = [Rows(*refs[i::2], dim=dim) for i, dim in enumerate(dims)]
     T, sequences = slots_ref.shape[0], both[0].tiles.shape[0]
     first_sequence = pl.program_id(0) * sequences
+    head = pl.program_id(1) * both[0].tiles.shape[2]
 
     def every_tile(act):
         """act(n, b, x, slot, rows) for each tile that tokens go to, of each sequence of this step;
@@ -94,15 +96,15 @@ def kernel(
             pl.loop(0, T)(functools.partial(of_token, n))
 
     def fetch(n, b, x, slot, rows):
-        rows.copy(n, b, x, slot, back=False).start()
+        rows.copy(n, b, head, x, slot, back=False).start()
 
     def change(n, b, x, slot, rows):
-        rows.copy(n, b, x, slot, back=False).wait()
+        rows.copy(n, b, head, x, slot, back=False).wait()
         rows.change(n, x, slot, [slots_ref[t, b] for t in range(T)])
-        rows.copy(n, b, x, slot, back=True).start()
+        rows.copy(n, b, head, x, slot, back=True).start()
 
     def wait(n, b, x, slot, rows):
-        rows.copy(n, b, x, slot, back=True).wait()
+        rows.copy(n, b, head, x, slot, back=True).wait()
 
     for act in (fetch, change, wait):
         every_tile(act)
@@ -116,6 +118,11 @@ def firsts(slots, rows: int, dim: int):
     return ((slots < rows) & ~again).astype(jnp.int32)
 
 
+def divisor(n: int, limit: int) -> int:
+    """The largest of n up to the limit, or 1."""
+    return max(m for m in range(1, max(min(n, limit), 1) + 1) if n % m == 0)
+
+
 def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
     """As `RingBuffer.written`, for few tokens."""
     B, Hkv, T, D = k.shape
@@ -126,10 +133,12 @@ def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
     is_first = jnp.concatenate([firsts(slots, rows, dim) for dim in dims])
     arrays = slots, is_first, *new, as_kept(cache.k), as_kept(cache.v)
 
-    tiles = [(T, Hkv, *block_of(dim, rows_per_tile(dim))) for dim in dims]
-    padded = (int(np.prod(x[:-2])) * round_up(x[-2], 16) * round_up(x[-1]) for x in tiles)
-    most = max(1, VMEM_BUDGET_BYTES // (sum(padded) * k.dtype.itemsize))
-    sequences = max(n for n in range(1, min(B, most) + 1) if B % n == 0)
+    tiles = [block_of(dim, rows_per_tile(dim)) for dim in dims]
+    new_blocks = [x.shape[2:] for x in new]  # each in two buffers
+    padded = (round_up(m, 16) * round_up(n) for m, n in (*tiles * T, *new_blocks * 2))
+    head_bytes = sum(padded) * k.dtype.itemsize
+    heads = divisor(Hkv, VMEM_BUDGET_BYTES // head_bytes)
+    sequences = divisor(B, VMEM_BUDGET_BYTES // (heads * head_bytes))
 
     in_hbm = pl.BlockSpec(memory_space=pltpu.HBM)
     k, v = launch(
@@ -137,14 +146,18 @@ def written(cache: RingBuffer, k, v, lengths, *, interpret) -> RingBuffer:
         *vary_over(arrays, varying_axes(arrays)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=2,
-            grid=(B // sequences,),
+            grid=(B // sequences, Hkv // heads),
             in_specs=[
-                *(pl.BlockSpec((sequences, *x.shape[1:]), lambda i, *_: (i, 0, 0, 0)) for x in new),
-                *(in_hbm, in_hbm),
+                *(
+                    pl.BlockSpec((sequences, heads, *block), lambda i, h, *_: (i, h, 0, 0))
+                    for block in new_blocks
+                ),
+                in_hbm,
+                in_hbm,
             ],
             out_specs=[in_hbm, in_hbm],
             scratch_shapes=[
-                *(pltpu.VMEM((sequences, *tile), k.dtype) for tile in tiles),
+                *(pltpu.VMEM((sequences, T, heads, *tile), k.dtype) for tile in tiles),
                 *(pltpu.SemaphoreType.DMA((sequences, T)) for _ in tiles),
             ],
         ),
