@@ -41,7 +41,8 @@ def is_in(module: str, *packages: str) -> bool:
 def is_kernel(module: str) -> bool:
     parts = module.split(".")
     kernels = {"tpu", "gpu", "blockwise", "forward", "backward"}
-    return is_in(module, "smalti") and not is_in(module, *OUTSIDE) and bool(kernels & {*parts})
+    outside = is_in(module, *OUTSIDE) or is_in(module, *SHARED)  # lanes are no kernel
+    return is_in(module, "smalti") and not outside and bool(kernels & {*parts})
 
 
 def is_reference(module: str) -> bool:

@@ -1,5 +1,6 @@
 """Attention for JAX that knows what a mask leaves out."""
 
+from smalti import decode as decode
 from smalti import masks as masks
 from smalti.attention.api import attention as attention
 from smalti.attention.api import explain_choice as explain_choice
