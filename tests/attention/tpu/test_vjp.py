@@ -104,6 +104,14 @@ def test_layouts_and_head_sizes(D, Dv, layout, dtype):
     check("pallas", inputs, layout=layout, mask=masks.causal(offset=-3), sinks=normal(4))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("features", [{}, {"bias": normal(1, 2, 1, 127)}], ids=["", "bias"])
+def test_a_last_query_alone_in_its_tile(features):
+    """All that it sees it sees whole, and nothing before that."""
+    sizes = Sizes(B=1, Sq=129, Sk=127, Hq=2, Hkv=1, D=8, Dv=6)
+    check("pallas", draw(sizes), mask=masks.local(9, 4), **features)
+
+
 # Each: kernels launched, tokens in VMEM, sizes, arguments.
 PARITY = (np.zeros((2, 9), np.int32), (np.arange(260) % 2).reshape(2, 130))
 SMALL = Sizes(B=1, Sq=130, Sk=140, Hq=2, Hkv=1, D=8, Dv=6)

@@ -140,13 +140,14 @@ def shown_by(part: Part) -> np.ndarray:
     key = np.arange(part.kv_start, part.kv_stop)[:, None]
     query = np.arange(part.q_start, part.q_stop)[None, :]
     shown = np.ones((key.size, query.size), bool)
+    low, high = part.band or (None, None)
     if part.band is not None:
-        low, high = part.band
         shown &= True if low is None else key - query >= low
         shown &= True if high is None else key - query <= high
         shown |= key < part.kv_start + part.lead
     if part.seen is not None:
-        shown &= (key >= part.seen[0]) & (key < part.seen[1])
+        # What comes before is left out by the band, if it has a lower bound.
+        shown &= (key < part.seen[1]) & ((low is not None) | (key >= part.seen[0]))
     return shown
 
 
@@ -165,7 +166,7 @@ class Visits(NamedTuple):
 def visits(walk: Walk, batch: int, heads: int) -> Visits:
     blocks, (rows, _) = walk.blocks, walk.tile_shape
     shape = batch, heads, walk.q_padded, walk.kv_padded
-    kinds = {name: bool for name in ("shown", "masked", "guarded", "read")}
+    kinds = dict.fromkeys(("shown", "masked", "guarded", "read"), bool)
     found = Visits(
         **{name: np.zeros(shape, kind) for name, kind in ({"computed": int} | kinds).items()},
         in_strips=np.zeros(shape[:3], int),

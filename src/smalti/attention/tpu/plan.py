@@ -97,6 +97,7 @@ def _plan_grid(divided: Divided, sizes: Sizes, blocks: Blocks, may_hide: bool) -
     if found is None:
         return None
     every_class, number, empty_in_bands = found
+    number = number[None, None]
     seen = None
     if isinstance(divided.rest, BlockMask):
         states, rest = divided.rest.states(), divided.rest.mask
@@ -186,10 +187,10 @@ def _surely_seen(divided: Divided, mask: Mask, grid: TileGrid):
     query = np.clip(key - (grid.kv_len - grid.q_len), 0, grid.q_len - 1)
     b, h = (np.arange(n if varies else 1, dtype=np.int32) for n, varies in
             zip((grid.batch, grid.heads), mask.varies(), strict=True))  # fmt: skip
-    indices = b[:, None, None], h[:, None], query, key
+    indices = b[:, None, None], h[None, :, None], query[None, None], key[None, None]
     seen = eagerly(mask, *indices) if is_known(mask) else mask(*indices)
     xp: Any = np if isinstance(seen, np.ndarray) else jnp
     seen = xp.broadcast_to(seen, (len(b), len(h), grid.kv_len))
     if divided.known is not None:
-        seen = seen & divided.known.sees(query, key)
+        seen = seen & divided.known.sees(query, key)[None, None]
     return reduce_tiles(seen[:, :, None], 1, grid.block_kv, every=True)

@@ -156,7 +156,8 @@ def _outside_band(tile, part: Part, band: Band, value: float):
     """``tile [keys, queries]`` with ``value`` outside of the band. Only the squares of 128 that
     hold an edge of the band are compared."""
     low, high = band
-    stop = part.seen[1] if part.seen is not None else part.kv_stop
+    start, stop = part.seen or (part.kv_start, part.kv_stop)
+    start = start if low is None else part.kv_start  # which the band leaves out by itself
     lead = part.kv_start + part.lead
     rows = []
     for first in range(part.kv_start, part.kv_stop, LANES):
@@ -187,6 +188,8 @@ def _outside_band(tile, part: Part, band: Band, value: float):
                 keep = keep | (key < lead - first)
             if last >= stop:
                 keep = _and(keep, key < stop - first)
+            if first < start:
+                keep = _and(keep, key >= start - first)
             squares.append(square if keep is None else jnp.where(keep, square, value))
         rows.append(squares[0] if len(squares) == 1 else jnp.concatenate(squares, axis=1))
     return rows[0] if len(rows) == 1 else jnp.concatenate(rows, axis=0)

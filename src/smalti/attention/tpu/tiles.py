@@ -182,7 +182,7 @@ def held(live, xp) -> dict[str, Any]:
         found["pairs_by_kv"] = _pairs(some.T, swapped=True)
     if num_kv > 1:
         found["kv_fetch"] = _next_live(live, xp)
-    if num_q > 1:
+    if num_q > 1 and num_kv > 1:  # with one, that launch makes dQ, whose blocks are where it is
         found["q_fetch"] = _next_live(live.swapaxes(1, 2), xp)
     return found
 
