@@ -40,7 +40,7 @@ def test_each_visible_pair_is_in_one_tile(name, majors):
     assert walk is not None, "the last can be planned"
 
 
-@pytest.mark.parametrize("name", ["lengths, one", "two documents", "streaming"])
+@pytest.mark.parametrize("name", ["lengths, one", "two documents"])
 def test_a_known_mask_need_not_be_evaluated(name):
     """It is not where that takes an array as large as all scores."""
     blocks, (_, visible, [(divided, _), *_]) = with_majors(1024, 1152), call_of(name)

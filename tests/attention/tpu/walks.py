@@ -140,14 +140,13 @@ def shown_by(part: Part) -> np.ndarray:
     key = np.arange(part.kv_start, part.kv_stop)[:, None]
     query = np.arange(part.q_start, part.q_stop)[None, :]
     shown = np.ones((key.size, query.size), bool)
-    low, high = part.band or (None, None)
     if part.band is not None:
+        low, high = part.band
         shown &= True if low is None else key - query >= low
         shown &= True if high is None else key - query <= high
         shown |= key < part.kv_start + part.lead
     if part.seen is not None:
-        # What comes before is left out by the band, if it has a lower bound.
-        shown &= (key < part.seen[1]) & ((low is not None) | (key >= part.seen[0]))
+        shown &= (key >= part.seen[0]) & (key < part.seen[1])
     return shown
 
 

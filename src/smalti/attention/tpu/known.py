@@ -241,8 +241,11 @@ class Planner:
                 lead = int(np.argmin(strip[begin:].all(1)))
                 band = _band_of(strip, q, begin + lead, end)
             if band is None:
-                whole = begin // LANES * LANES, min(round_up(end), num_kv)
-                parts.append(Part(q, stop, *whole, masked=True, guarded=guarded))
+                start, last = begin // LANES * LANES, min(round_up(end), num_kv)
+                part = Part(q, stop, start, last, masked=True, guarded=guarded)
+                if end < last:  # the mask says nothing of keys that do not exist
+                    part = dataclasses.replace(part, band=(None, None), seen=(start, end))
+                parts.append(part)
                 continue
             if band != (None, None):
                 part = dataclasses.replace(part, band=band, lead=lead)
