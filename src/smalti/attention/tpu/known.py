@@ -237,7 +237,8 @@ class Planner:
             grain = GRAIN if end - begin <= NARROW and not blocks.keys_in_lanes else LANES
             part = Part(q, stop, begin // grain * grain, min(round_up(end, grain), num_kv))
             band, lead = _band_of(strip, q, begin, end), 0
-            if band is None and begin == part.kv_start:
+            gap = guarded and not strip[begin:end].any(1).all()  # keys that nobody may see
+            if band is None and begin == part.kv_start and not gap:
                 lead = int(np.argmin(strip[begin:].all(1)))
                 band = _band_of(strip, q, begin + lead, end)
             if band is None:
@@ -258,7 +259,8 @@ class Planner:
 def _joined(first_keys: tuple[Part, ...], parts: tuple[Part, ...]) -> tuple[Part, ...]:
     """The parts strip by strip, each beside its first keys."""
     by_query = {part.q_start: part for part in first_keys}
-    if len(parts) == 1 and len(first_keys) > 1:  # a whole tile is cut into strips as well
+    width = first_keys[0].q_stop - first_keys[0].q_start
+    if len(parts) == 1 and parts[0].q_stop - parts[0].q_start > width:  # a whole tile, uncut
         (whole,) = parts
         parts = tuple(
             dataclasses.replace(whole, q_start=part.q_start, q_stop=part.q_stop)

@@ -130,7 +130,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
     need(program.result)
     operands = tuple(Operand(facts.kind(x), _is_floating(x)) for x in hoisted)
     made = tuple(
-        _outside(program, mod.captured, variable, facts, operand, sizes)
+        _outside(program, program.captured, variable, facts, operand, sizes)
         for variable, operand in zip(hoisted, operands, strict=True)
     )
     equations = tuple(e for e in program.equations if e.outvars[0] in needed)
@@ -150,7 +150,7 @@ def find_band(mod: TracedMod, sizes: Sizes) -> Band | None:
     if not mod.is_known or not facts.reads[program.result] <= {DIFFERENCE}:
         return None
     _, _, q_len, kv_len = sizes
-    found = eagerly(_outside, program, mod.captured, program.result, facts, operand, sizes)
+    found = eagerly(_outside, program, program.captured, program.result, facts, operand, sizes)
     visible = found.reshape(-1)[::-1] != 0  # by kv_idx − q_idx, from 1 − Sq to Sk − 1
     visible = np.broadcast_to(visible, q_len + kv_len - 1)
     (places,) = np.nonzero(visible)
@@ -176,6 +176,7 @@ class _Program(NamedTuple):
     """A function without calls in it."""
 
     arrays: tuple[Any, ...]  # variables
+    captured: tuple[Any, ...]  # their values
     arguments: tuple[Any, ...]
     equations: list[Any]
     result: Any
@@ -188,10 +189,11 @@ def _flattened(mod: TracedMod) -> _Program:
 
     like = [jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)) for x in mod.captured]
     like += [jax.ShapeDtypeStruct((), x.aval.dtype) for x in mod.jaxpr.invars]
-    jaxpr = jax.make_jaxpr(run)(*like).jaxpr
-    inputs = tuple(jaxpr.invars)
-    count = len(mod.captured)
-    return _Program(inputs[:count], inputs[count:], jaxpr.eqns, jaxpr.outvars[0])
+    closed = jax.make_jaxpr(run)(*like)
+    jaxpr, count = closed.jaxpr, len(mod.captured)
+    arrays = (*jaxpr.invars[:count], *jaxpr.constvars)
+    captured = (*mod.captured, *closed.consts)
+    return _Program(arrays, captured, tuple(jaxpr.invars[count:]), jaxpr.eqns, jaxpr.outvars[0])
 
 
 def _inline(jaxpr, constants, arguments) -> list:

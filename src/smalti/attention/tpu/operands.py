@@ -49,7 +49,8 @@ class Place:
     def differences(self, part: Part):
         """Of a relative operand, what the tile reads: ``[keys + queries]`` of them."""
         keys = round_up(part.kv_stop - part.kv_start)
-        start = self.q_global + part.q_start - self.kv_global - part.kv_start
+        first = self.kv_global if part.place is None else self.kv_major
+        start = self.q_global + part.q_start - first - part.kv_start
         start = pl.multiple_of(start - keys + self.kv_padded, LANES)
         return pl.ds(start, keys + part.q_stop - part.q_start)
 

@@ -157,7 +157,8 @@ def _outside_band(tile, part: Part, band: Band, value: float):
     hold an edge of the band are compared."""
     low, high = band
     start, stop = part.seen or (part.kv_start, part.kv_stop)
-    start = start if low is None else part.kv_start  # which the band leaves out by itself
+    if low is not None and start - 1 - part.q_start < low and not part.lead:
+        start = part.kv_start  # the band leaves them out by itself
     lead = part.kv_start + part.lead
     rows = []
     for first in range(part.kv_start, part.kv_stop, LANES):
