@@ -60,7 +60,7 @@ OUTSIDE = ("smalti.lab", "smalti.cli", "nanogpt_jax", "explainer")
 # Small shared parts, which know each other only; masks know nobody but them.
 SHARED = (
     *("smalti.backend", "smalti.block_table", "smalti.chips", "smalti.first_order"),
-    *("smalti.tpu", "smalti.varying"),
+    *("smalti.eagerly", "smalti.tpu", "smalti.varying"),
 )
 
 

@@ -254,8 +254,8 @@ def functions(variant: Variant):
             captured = arrays.pop("captured")
             mods["score_mod"] = lambda *scalars: v.score_mod(*scalars, captured)
         out, lse = smalti.attention(
-            **arrays, **mods, mask=v.mask(*traced), softcap=v.softcap, layout=v.layout, return_lse=True,
-            implementation="pallas", block_sizes=v.blocks,
+            **arrays, **mods, mask=v.mask(*traced), softcap=v.softcap, layout=v.layout,
+            return_lse=True, implementation="pallas", block_sizes=v.blocks,
         )  # fmt: skip
         return out.astype(jnp.float32).sum() + lse.sum()
 
