@@ -218,3 +218,20 @@ def test_what_mosaic_cannot_load_is_refused(name):
     }
     with pytest.raises(NotImplementedError, match=rf"float16 \(.*{name}.*\): Mosaic, .* bfloat16"):
         smalti.attention(**arrays, implementation="pallas", interpret=True)
+
+
+def test_scalars_that_do_not_fit_smem_are_refused_with_the_arithmetic():
+    weight = jnp.zeros((2048, 512))
+    shape = jax.ShapeDtypeStruct((2048, 8, 512, 16), jnp.float32)
+
+    def attend(q):
+        return smalti.attention(
+            *(q, q, q),
+            score_mod=lambda score, b, h, q_idx, kv_idx: score * weight[b, h],
+            implementation="pallas",
+            interpret=True,
+        )
+
+    message = r"take 4,195,328 bytes of SMEM \(.*4,194,304 for the numbers of score_mod\)"
+    with pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(attend, shape)

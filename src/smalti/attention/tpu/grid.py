@@ -19,12 +19,22 @@ from smalti.attention.tpu.layout import Heads
 from smalti.attention.tpu.mods import KernelMod, Kind
 from smalti.attention.tpu.scores import Rules
 from smalti.attention.tpu.tiles import Walk
+from smalti.tpu.lanes import round_up
 from smalti.tpu.launch import launch
 
 Refs = Any  # a namespace of refs by name; an operand that is not there is None
 OPTIONAL = ("pairs", "sinks", "bias", "dq", "dk", "dv", "m", "l", "acc", "dq_acc")
 LISTS = ("mask", "score_mod", "dscore_mod")  # of operands, of which there may be none
 AXES = ("b", "hkv", "g", "i", "j")
+SMEM_BYTES = 2**20 - 2**16  # of 1 MiB on every chip, less some for the compiler's own
+NAMES_IN_SMEM = {
+    "fetch": "the blocks that pairs without tiles hold",
+    "pairs": "the pairs of blocks that have tiles",
+    "tiles": "two lists of tiles",
+    "mask": "the mask's numbers",
+    "score_mod": "the numbers of score_mod",
+    "sinks": "sinks",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,10 +142,11 @@ class Grid:
             at.q_block, at.kv_block = at.i, at.j
             if self._fetch is not None:  # of a pair without tiles, what comes next is held
                 fetch, entry = ids[-1], self.walk.entry(at.b, self.q_head(at))
+                num_q, num_kv = self.walk.num_q, self.walk.num_kv
                 if self._keys_outside:
-                    at.q_block = fetch[entry, at.j, at.i]
+                    at.q_block = fetch[(entry * num_kv + at.j) * num_q + at.i]
                 else:
-                    at.kv_block = fetch[entry, at.i, at.j]
+                    at.kv_block = fetch[(entry * num_q + at.i) * num_kv + at.j]
             return place(at)
 
         return pl.BlockSpec(shape, index, **options)
@@ -188,7 +199,12 @@ class Grid:
             memory_space=pltpu.SMEM,
         )
         prefetched = {"fetch": self._fetch, "pairs": self._pairs}
-        blocks = [Block(n, jnp.asarray(x)) for n, x in prefetched.items() if x is not None]
+        # In one axis, as others are padded in SMEM.
+        blocks = [
+            Block(name, jnp.asarray(x).reshape(-1))
+            for name, x in prefetched.items()
+            if x is not None
+        ]
         return [*blocks, Block("tiles", jnp.asarray(walk.lists), spec)]
 
     def scalars(self, name: str, array) -> Block:
@@ -267,6 +283,7 @@ class Grid:
             namespace = {**dict.fromkeys(OPTIONAL), **dict(named), **lists}
             kernel(SimpleNamespace(**namespace), rules=rules, grid=self)
 
+        check_smem(inputs)
         sizes = self.sizes
         arrays, outs = [x.array for x in inputs], [x.array for x in outputs]
         return launch(
@@ -297,4 +314,28 @@ class Grid:
             flops=int(scores * products * (heads.D + heads.Dv)),
             transcendentals=scores,
             bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),
+        )
+
+
+def check_smem(inputs: Sequence[Block]) -> None:
+    """Raises NotImplementedError where scalars do not fit; the lists of tiles are split by pairs of
+    major blocks, and only two of them are there at a time."""
+    found: dict[str, int] = {}
+    for x in inputs:
+        if x.spec is None:
+            size = x.array.size * 4
+        elif x.spec.memory_space == pltpu.SMEM:
+            rows, columns = x.array.shape[-2:]
+            copies = 1 if x.spec.block_shape is None else 2
+            size = copies * rows * round_up(columns) * 4
+        else:
+            continue
+        found[x.name] = found.get(x.name, 0) + size
+    total = sum(found.values())
+    if total > SMEM_BYTES:
+        parts = " + ".join(f"{size:,} for {NAMES_IN_SMEM[name]}" for name, size in found.items())
+        raise NotImplementedError(
+            f"implementation='pallas': the scalars of this call take {total:,} bytes of SMEM "
+            f"({parts}), and kernels have {SMEM_BYTES:,}. Split batch or heads over several calls or "
+            "devices, or use implementation='blockwise'."
         )
