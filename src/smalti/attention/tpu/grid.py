@@ -336,6 +336,6 @@ def check_smem(inputs: Sequence[Block]) -> None:
         parts = " + ".join(f"{size:,} for {NAMES_IN_SMEM[name]}" for name, size in found.items())
         raise NotImplementedError(
             f"implementation='pallas': the scalars of this call take {total:,} bytes of SMEM "
-            f"({parts}), and kernels have {SMEM_BYTES:,}. Split batch or heads over several calls or "
+            f"({parts}); kernels have {SMEM_BYTES:,}. Split batch or heads over several calls or "
             "devices, or use implementation='blockwise'."
         )
