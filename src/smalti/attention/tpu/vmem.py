@@ -106,6 +106,8 @@ def vmem_bytes(
         tiles += MORE_ON_V4
     if bias is not None:
         tiles += tile
+    if alone:  # the rows of a tile that first keys have, if it has some
+        tiles += slots / tile * 32 * blocks.block_q * 4
     if any(rows > 1 for rows, _, _ in operands):
         tiles += tile
     if score_mod is not None:
