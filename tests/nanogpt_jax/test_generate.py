@@ -18,13 +18,13 @@ from nanogpt_jax.sample import make_forward
 from tests.decode import oracle
 
 from .conftest import tiny_config
-from .test_model import RANDOM, SEQ, VOCAB, random_params
+from .test_model import RANDOM, SEQ, VOCAB, compiled, random_params
 
 STREAMING = ("attention.impl=streaming", "attention.sink_tokens=2", "attention.window=5")
 # Each with the mask of a full forward pass that shows the same, over any number of tokens.
 CACHED = {
     "ours": (("attention.impl=ours",), f"sliding_window({SEQ})"),
-    "xla": ((), f"sliding_window({SEQ})"),
+    "no groups": (("model.num_kv_heads=2",), f"sliding_window({SEQ})"),
     "a window": (("attention.mask=sliding_window(6)",), "sliding_window(6)"),
     "flex": (
         ("attention.impl=flex", "attention.mask=streaming(sinks=1, window=4)"),
@@ -34,6 +34,7 @@ CACHED = {
     "pallas preprocess": (("attention.preprocess=pallas",), f"sliding_window({SEQ})"),
 }
 PROMPT = np.arange(7, dtype=np.uint16) % VOCAB
+LONGEST = generate.CHUNK + 40
 
 
 @functools.cache
@@ -42,32 +43,42 @@ def generator_of(config):
     return make_generator(config, choice, make_forward(config, choice.attention))
 
 
-def tokens_of(config, prompt, num_tokens, params=None, **options):
-    """Prompt and what was written."""
-    options = SamplingConfig(num_tokens=num_tokens, **{"temperature": 0.0, **options})
-    params = random_params(config) if params is None else params
-    return np.array([*prompt, *generator_of(config).tokens(params, prompt, options)])
+def written(config, prompt, num_tokens, **options):
+    """Prompt and what was written, uint16 [N], and the options."""
+    chosen = SamplingConfig(num_tokens=num_tokens, **options)
+    tokens = generator_of(config).tokens(random_params(config), prompt, chosen)
+    return np.array([*prompt, *tokens], np.uint16), chosen
 
 
-def assert_likeliest(tokens, logits, prompt):
+def assert_drawn_from(logits, tokens, prompt, options):
     """What was written after the prompt is what ``logits [S, V]`` of all of it say."""
-    written, wanted = tokens[len(prompt) :], np.argmax(logits, -1)[len(prompt) - 1 : -1]
-    np.testing.assert_array_equal(written, wanted)
-    assert len(set(written.tolist())) > 2, "a text of one letter would show little"
+    draws = generate.Draws(jax.random.key(options.seed), options.temperature, VOCAB)
+    used = logits[len(prompt) - 1 : len(tokens) - 1]
+    expected = jax.vmap(draws)(used, jnp.arange(len(used)))
+    np.testing.assert_array_equal(tokens[len(prompt) :], expected)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("name", CACHED)
-def test_a_greedy_text_is_that_of_full_forward_passes(name, kv_heads):
-    """Far beyond training.seq_len; the forward pass over all of it sees each token's past."""
-    overrides, mask = CACHED[name]
-    shape = (RANDOM, f"model.num_kv_heads={kv_heads}")
-    config = tiny_config(*shape, *overrides)
-    tokens = tokens_of(config, PROMPT, 60, positions="absolute")
-
-    full = tiny_config(*shape, f"attention.mask={mask}", f"training.seq_len={len(tokens)}")
+@functools.cache
+def full_forward(config, mask):
+    """(tokens [N]) -> logits of one forward pass over all of them, N ≤ LONGEST."""
+    longer = f"attention.mask={mask}", f"training.seq_len={LONGEST}"
+    shape = RANDOM, f"model.num_kv_heads={config.model.kv_heads}"
+    full = tiny_config(*shape, *longer)
     run = jax.jit(make_forward(full, make_attention(full).attention))
-    assert_likeliest(tokens, run(random_params(config), tokens[None])[0], PROMPT)
+    params = random_params(config)
+    return lambda tokens: run(params, np.pad(tokens, (0, LONGEST - len(tokens)))[None])[0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", CACHED)
+def test_a_text_is_that_of_full_forward_passes(name, temperature):
+    """Far beyond training.seq_len; the forward pass over all of it sees each token's past. Greedy
+    text may go around in circles, so that text is drawn as well."""
+    overrides, mask = CACHED[name]
+    config = tiny_config(RANDOM, *overrides)
+    tokens, options = written(config, PROMPT, 60, temperature=temperature, positions="absolute")
+    assert_drawn_from(full_forward(config, mask)(tokens), tokens, PROMPT, options)
+    assert len(set(tokens[7:].tolist())) >= (7 if temperature else 2)
 
 
 @pytest.mark.parametrize("length", [1, 2, SEQ, generate.CHUNK + 1, generate.CHUNK + 22])
@@ -76,20 +87,16 @@ def test_prompts_of_any_length(name, length):
     overrides, mask = CACHED[name]
     config = tiny_config(RANDOM, *overrides)
     prompt = np.random.default_rng(length).integers(0, VOCAB, length).astype(np.uint16)
-    tokens = tokens_of(config, prompt, 12, positions="absolute")
-    full = tiny_config(RANDOM, f"attention.mask={mask}", f"training.seq_len={len(tokens)}")
-    run = jax.jit(make_forward(full, make_attention(full).attention))
-    logits = run(random_params(config), tokens[None])[0]
-    np.testing.assert_array_equal(tokens[length:], np.argmax(logits, -1)[length - 1 : -1])
+    tokens, options = written(config, prompt, 12, temperature=1.0, positions="absolute")
+    assert_drawn_from(full_forward(config, mask)(tokens), tokens, prompt, options)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_positions_by_cache_are_those_of_the_paper(kv_heads):
+@pytest.mark.parametrize("heads", [(), ("model.num_kv_heads=2",)], ids=["groups", "no groups"])
+def test_positions_by_cache_are_those_of_the_paper(heads):
     """All layers, with attention as StreamingLLM describes it, token by token over a list of keys
     that are turned anew for each."""
-    config = tiny_config(RANDOM, *STREAMING, f"model.num_kv_heads={kv_heads}")
-    params = random_params(config)
-    tokens = tokens_of(config, PROMPT, 40)
+    config = tiny_config(RANDOM, *STREAMING, *heads)
+    tokens, options = written(config, PROMPT, 40, temperature=1.0)
     rules = oracle.Rules(2, 5, "cache", rope_theta=config.model.rope_theta)
 
     def attention(q, k, v, q_scale, k_scale):
@@ -97,9 +104,15 @@ def test_positions_by_cache_are_those_of_the_paper(kv_heads):
         rows = oracle.sequence(*(np.asarray(x[0]) for x in (q, k, v)), rules, np.float32)
         return jnp.asarray(np.stack([row.out for row in rows], 1)[None])
 
-    logits = forward(params, jnp.asarray(tokens[None]), config=config.model, attention=attention)
-    assert_likeliest(tokens, logits[0], PROMPT)
-    assert not np.array_equal(tokens, tokens_of(config, PROMPT, 40, positions="absolute"))
+    logits = forward(
+        random_params(config),
+        jnp.asarray(tokens[None].astype(np.int32)),
+        config=config.model,
+        attention=attention,
+    )
+    assert_drawn_from(logits[0], tokens, PROMPT, options)
+    absolute, _ = written(config, PROMPT, 40, temperature=1.0, positions="absolute")
+    assert not np.array_equal(tokens, absolute)
 
 
 def test_bfloat16_caches_take_half_the_memory():
@@ -107,7 +120,7 @@ def test_bfloat16_caches_take_half_the_memory():
     choice, params = make_attention(config), random_params(config)
     caches = Decoder(config, choice, CacheSizes(2, 5)).empty(params)
     assert {x.dtype for cache in caches for x in (cache.k, cache.v)} == {jnp.dtype("bfloat16")}
-    assert len(tokens_of(config, PROMPT, 20)) == 27
+    assert len(written(config, PROMPT, 20)[0]) == 27
 
 
 def test_memory_and_programs_do_not_grow():
@@ -145,14 +158,15 @@ def test_a_mask_that_no_cache_expresses_is_recomputed():
         "sampling: a forward pass over the last 16 tokens each; no cache of first and last tokens "
         f"is {mask}"
     )
-    params, run = random_params(config), make_forward(config, make_attention(config).attention)
-    tokens = tokens_of(config, PROMPT, SEQ - 7)
-    assert_likeliest(tokens, run(params, tokens[None])[0], PROMPT)
-    # The context is full now: the last 16 tokens are the whole of it.
-    longer = tokens_of(config, PROMPT, SEQ)
-    for end in range(SEQ, len(longer)):
-        logits = run(params, longer[None, end - SEQ : end])
-        assert longer[end] == logits[0, -1].argmax()
+    params, run = random_params(config), compiled(config)
+    tokens, options = written(config, PROMPT, 2 * SEQ, temperature=1.0)
+    # Each by the last 16 tokens, once there are so many.
+    logits = []
+    for end in range(1, len(tokens)):
+        context = tokens[max(0, end - SEQ) : end]
+        padded = np.pad(context, (0, SEQ - len(context)), constant_values=7)
+        logits.append(run(params, padded[None])[0, len(context) - 1])
+    assert_drawn_from(jnp.stack(logits), tokens, PROMPT, options)
 
 
 def test_what_runs_is_said():
