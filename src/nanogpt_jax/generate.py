@@ -39,7 +39,7 @@ def make_generator(config: Config, choice: AttentionChoice, forward: Forward) ->
     if sizes is None:
         S = config.training.seq_len
         why = f"no cache of first and last tokens is {config.attention.mask_text}"
-        tokens = functools.partial(_tokens_by_forward, _recomputation(forward), S)
+        tokens = functools.partial(_tokens_by_forward, recomputation(forward), S)
         return Generator(tokens, f"sampling: a forward pass over the last {S} tokens each; {why}")
     where = f", positions by {config.sampling.positions}" if sizes.sinks else ""
     description = f"sampling: smalti.decode, with a cache of {sizes}{where}"
@@ -158,7 +158,9 @@ def _tokens_by_cache(
         yield int(shown)
 
 
-def _recomputation(forward: Forward) -> Callable[..., jax.Array]:
+def recomputation(forward: Forward) -> Callable[..., jax.Array]:
+    """(params, context [S], length, draws, i) -> the token after the first `length`."""
+
     @jax.jit
     def next_token(params, context, length, draws: Draws, i):
         return draws(forward(params, context[None])[0, length - 1], i)
