@@ -64,8 +64,12 @@ class Writer:
         self.by_place = config.sampling.positions == "cache" and sizes.sinks > 0
 
     def start(self) -> Moment:
-        token = jax.device_put(np.int32(0), self.params["embedding"].sharding)
-        return Moment(token, self.decoder.empty(self.params), 0)
+        return self.on_device(Moment(np.int32(0), self.decoder.empty(self.params), 0))
+
+    def on_device(self, moment: Moment) -> Moment:
+        where = self.params["embedding"].sharding
+        token, caches = jax.device_put((moment.token, moment.caches), where)
+        return Moment(token, caches, moment.tokens)
 
     def write(self, at: Moment, count: int) -> Moment:
         """`at` is given away: its caches become the new ones."""
@@ -103,15 +107,15 @@ def measure(
         measured = {"s_per_token": seconds / count, "cache_bytes": cache_bytes}
         text.append({"tokens": mark, **measured, "process_mib": resident_mib()})
         # Copied: on a CPU NumPy would look at memory that the next step writes to.
-        kept.append(Moment(*jax.tree.map(np.array, moment[:2]), mark))
+        token, caches = jax.tree.map(np.array, (moment.token, moment.caches))
+        kept.append(Moment(token, caches, mark))
 
     samples: dict[int, list[float]] = {mark: [] for mark in marks}
     recomputed: list[float] = []
     for turn in range(rounds):
         say(f"round {turn + 1} of {rounds}")
         for moment in kept if turn % 2 == 0 else reversed(kept):
-            moved = jax.device_put(moment[:2], writer.params["embedding"].sharding)
-            here = writer.write(Moment(*moved, moment.tokens), BEFORE_TURN)
+            here = writer.write(writer.on_device(moment), BEFORE_TURN)
             start = time.perf_counter()
             writer.write(here, TURN)
             samples[moment.tokens].append((time.perf_counter() - start) / TURN)
@@ -122,7 +126,6 @@ def measure(
         "text": text,
         "turns": [{"tokens": mark, "samples_s": samples[mark]} for mark in marks],
         "recomputation": {"tokens": config.training.seq_len, "samples_s": recomputed},
-        "compiled_steps": writer.decoder.step._cache_size(),
         "cache": str(writer.sizes),
     }
 
@@ -139,7 +142,7 @@ def resident_mib() -> float | None:
 def table(found: dict[str, Any]) -> list[str]:
     """Lines to read. Times of a turn are medians; the first turn's mark is 1."""
     lines = [
-        f"a cache of {found['cache']}; {found['compiled_steps']} program(s) for all steps",
+        f"a cache of {found['cache']}",
         "   tokens | written at, ms a token | writing on, ms a token |     × | cache, KiB "
         "| process, MiB",
     ]
@@ -158,6 +161,11 @@ def table(found: dict[str, Any]) -> list[str]:
         f"{median / slowest:.0f} times the slowest of these"
     )
     return lines
+
+
+def _say(words: str) -> None:
+    if sys.stderr.isatty():
+        print(f"({words})", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -183,8 +191,7 @@ def main(argv: list[str] | None = None) -> int:
                 option = "--" + name.replace("_", "-")
                 raise UserError(f"{option}: got {getattr(args, name)}; it must be at least 1")
         config = load_config(args.config, args.override)
-        say = (lambda words: print(f"({words})", file=sys.stderr)) if sys.stderr.isatty() else id
-        found = measure(config, args.vocab_size, args.num_tokens, args.rounds, say)
+        found = measure(config, args.vocab_size, args.num_tokens, args.rounds, _say)
         if args.json:
             record = {
                 "argv": sys.argv[1:] if argv is None else argv,
