@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from nanogpt_jax.attention import make_attention
-from nanogpt_jax.cache import cache_sizes
+from nanogpt_jax.cache import CacheSizes, cache_sizes
 from nanogpt_jax.cli import command
 from nanogpt_jax.config import Config, UserError, add_config_arguments, load_config
 from nanogpt_jax.data.names import path_argument
@@ -97,7 +97,9 @@ def measure(
     writer.write(writer.start(), 2)
     writer.recompute()
 
-    moment, kept, text = writer.start(), [], []
+    # Made beforehand, so that nothing here makes the process grow on the way.
+    kept = {mark: jax.tree.map(np.array, writer.start()) for mark in marks}
+    moment, text = writer.start(), []
     for mark in marks:
         say(f"writing {mark:,} tokens")
         count, start = mark - moment.tokens, time.perf_counter()
@@ -106,19 +108,17 @@ def measure(
         cache_bytes = sum(x.nbytes for x in jax.tree.leaves(moment.caches))
         measured = {"s_per_token": seconds / count, "cache_bytes": cache_bytes}
         text.append({"tokens": mark, **measured, "process_mib": resident_mib()})
-        # Copied: on a CPU NumPy would look at memory that the next step writes to.
-        token, caches = jax.tree.map(np.array, (moment.token, moment.caches))
-        kept.append(Moment(token, caches, mark))
+        jax.tree.map(np.copyto, kept[mark], moment)
 
     samples: dict[int, list[float]] = {mark: [] for mark in marks}
     recomputed: list[float] = []
     for turn in range(rounds):
         say(f"round {turn + 1} of {rounds}")
-        for moment in kept if turn % 2 == 0 else reversed(kept):
-            here = writer.write(writer.on_device(moment), BEFORE_TURN)
+        for mark in marks if turn % 2 == 0 else reversed(marks):
+            here = writer.write(writer.on_device(kept[mark]._replace(tokens=mark)), BEFORE_TURN)
             start = time.perf_counter()
             writer.write(here, TURN)
-            samples[moment.tokens].append((time.perf_counter() - start) / TURN)
+            samples[mark].append((time.perf_counter() - start) / TURN)
         start = time.perf_counter()
         writer.recompute()
         recomputed.append(time.perf_counter() - start)
@@ -126,7 +126,7 @@ def measure(
         "text": text,
         "turns": [{"tokens": mark, "samples_s": samples[mark]} for mark in marks],
         "recomputation": {"tokens": config.training.seq_len, "samples_s": recomputed},
-        "cache": str(writer.sizes),
+        "cache": {"sinks": writer.sizes.sinks, "window": writer.sizes.window},
     }
 
 
@@ -140,18 +140,21 @@ def resident_mib() -> float | None:
 
 
 def table(found: dict[str, Any]) -> list[str]:
-    """Lines to read. Times of a turn are medians; the first turn's mark is 1."""
+    """Lines to read. Times of a turn are medians, and relative to those of the first full cache."""
+    sizes = CacheSizes(**found["cache"])
     lines = [
-        f"a cache of {found['cache']}",
+        f"a cache of {sizes}",
         "   tokens | written at, ms a token | writing on, ms a token |     × | cache, KiB "
         "| process, MiB",
     ]
     medians = [statistics.median(turn["samples_s"]) for turn in found["turns"]]
+    is_full = [turn["tokens"] >= sizes.sinks + sizes.window for turn in found["turns"]]
+    first_full = medians[is_full.index(True) if any(is_full) else -1]
     for text, median in zip(found["text"], medians, strict=True):
         process = "–" if text["process_mib"] is None else f"{text['process_mib']:.0f}"
         lines.append(
             f"{text['tokens']:>9,} | {text['s_per_token'] * 1e3:>22.3f} | {median * 1e3:>22.3f} "
-            f"| {median / medians[0]:>5.3f} | {text['cache_bytes'] / 1024:>10,.0f} | {process:>12}"
+            f"| {median / first_full:>5.3f} | {text['cache_bytes'] / 1024:>10,.0f} | {process:>12}"
         )
     forward = found["recomputation"]
     median = statistics.median(forward["samples_s"])
