@@ -25,10 +25,12 @@ IMPL_SCOPE, PREPROCESS_SCOPE = "attention.impl", "attention.preprocess"
 
 @dataclass(frozen=True)
 class AttentionChoice:
-    """attention: for `model.forward`. visible_pairs: of one head and row, seq_len² without a mask.
+    """attention: for `model.forward`. preprocess: its first part, `smalti.preprocess.qk_norm_rope`
+    with the model's options. visible_pairs: of one head and row, seq_len² without a mask.
     description: lines for the log. check_vma: whether it runs under shard_map's default checks."""
 
     attention: Attention
+    preprocess: Callable
     visible_pairs: int
     description: tuple[str, ...]
     check_vma: bool = True
@@ -73,7 +75,7 @@ def make_attention(
     )
     # The kernels of jax do not say over which devices their results vary.
     checks = config.attention.impl not in ("jax_flash", "splash")
-    return AttentionChoice(attention, pairs, description, check_vma=checks)
+    return AttentionChoice(attention, preprocess, pairs, description, check_vma=checks)
 
 
 def count_visible_pairs(mask_text: str, S: int, rows: int = 1024) -> int:

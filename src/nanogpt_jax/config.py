@@ -133,11 +133,16 @@ class AttentionConfig(Section):
         return self.impl in ("ours", "streaming", "flex")
 
     @property
+    def streaming_sizes(self) -> tuple[int, int]:
+        """Sink tokens and window of impl 'streaming'."""
+        return 4 if self.sink_tokens is None else self.sink_tokens, self.window or 256
+
+    @property
     def mask_text(self) -> str:
         """The mask in words that `smalti.masks.parse` reads."""
         if self.impl == "streaming":
-            sinks = 4 if self.sink_tokens is None else self.sink_tokens
-            return f"streaming(sinks={sinks}, window={self.window or 256})"
+            sinks, window = self.streaming_sizes
+            return f"streaming(sinks={sinks}, window={window})"
         return self.mask or "causal()"
 
 
@@ -204,6 +209,8 @@ class SamplingConfig(Section):
     num_tokens: NotNegative = 256  # 0: no samples
     temperature: Annotated[float, Field(ge=0)] = 0.8  # 0: always the likeliest token
     top_k: Positive | None = None  # None: all tokens
+    # Of a cache with sink tokens: by place in it, as StreamingLLM does, or in the text, as trained.
+    positions: Literal["cache", "absolute"] = "cache"
     seed: Seed = 0
 
 

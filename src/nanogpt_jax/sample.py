@@ -1,7 +1,8 @@
 """Text from a trained model: `python -m nanogpt_jax.sample --run runs/shakespeare --prompt "Ham"`.
 
-The same checkpoint, prompt, options and seed give the same text. Each token is one forward pass
-over a context of fixed length, so that nothing is compiled twice.
+The same checkpoint, prompt, options and seed give the same text, of any length. A cache holds the
+last `training.seq_len` tokens, or what the mask leaves of them, so that each token takes as long as
+any other. Where no cache can express the mask, each is a forward pass; what runs is said first.
 """
 
 import argparse
@@ -19,50 +20,25 @@ from nanogpt_jax.cli import command
 from nanogpt_jax.config import Config, SamplingConfig, UserError, parse_config
 from nanogpt_jax.data import Tokenizer, tokenizer_from_json
 from nanogpt_jax.data.names import path_argument
+from nanogpt_jax.generate import Generator, make_generator
 from nanogpt_jax.model import Params, forward, init_params
 from nanogpt_jax.step import Forward
 
 
 def make_sampler(
-    forward: Forward, tokenizer: Tokenizer, seq_len: int
+    generator: Generator, tokenizer: Tokenizer
 ) -> Callable[[Params, SamplingConfig], Iterator[str]]:
-    """(params, options) -> the pieces of the text, without the prompt.
-
-    Before the context of `seq_len` tokens is full, the rest of it is filled up with zeros behind
-    the text, where causal attention does not look.
-    """
-
-    @jax.jit
-    def next_token(params, context, length, key, temperature, top_k):
-        logits = forward(params, context[None])[0, length - 1]
-        threshold = jnp.sort(logits)[::-1][top_k - 1]
-        scaled = jnp.where(logits >= threshold, logits, -jnp.inf) / jnp.maximum(temperature, 1e-6)
-        drawn = jax.random.categorical(key, scaled)
-        return jnp.where(temperature > 0, drawn, jnp.argmax(logits))
+    """(params, options) -> the pieces of the text, without the prompt."""
 
     def sample(params: Params, options: SamplingConfig) -> Iterator[str]:
-        tokens = encode_prompt(tokenizer, options.prompt).tolist()
-        key = jax.random.key(options.seed)
-        top_k = min(options.top_k or tokenizer.vocab_size, tokenizer.vocab_size)
-        text = tokenizer.decode(tokens)
-        for i in range(options.num_tokens):
-            context = np.zeros(seq_len, np.int32)
-            recent = tokens[-seq_len:]
-            context[: len(recent)] = recent
-            token = next_token(
-                params,
-                context,
-                len(recent),
-                jax.random.fold_in(key, i),
-                options.temperature,
-                top_k,
-            )
-            tokens.append(int(token))
-            longer = tokenizer.decode(tokens)
+        piece: list[int] = []
+        for token in generator.tokens(params, encode_prompt(tokenizer, options.prompt), options):
+            piece.append(token)
+            text = tokenizer.decode(piece)
             # A character of several tokens is shown when its last one is there.
-            if not longer.endswith("\ufffd"):
-                yield longer[len(text) :]
-                text = longer
+            if not text.endswith("\ufffd"):
+                yield text
+                piece.clear()
 
     return sample
 
@@ -135,6 +111,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-tokens", type=int, metavar="N", help="how much to write")
     parser.add_argument("--temperature", type=float, metavar="T", help="0: the likeliest token")
     parser.add_argument("--top-k", type=int, metavar="K", help="draw among the K likeliest only")
+    parser.add_argument(
+        "--positions",
+        help="where a cache has sink tokens: 'cache', by place in it, as StreamingLLM does; or "
+        "'absolute', by place in the text, as the model was trained",
+    )
     parser.add_argument("--seed", type=int, metavar="S", help="another seed, another text")
     return parser
 
@@ -153,10 +134,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"(weights of step {step})", file=sys.stderr)
-    sampler = make_sampler(
-        make_forward(config, attention.attention), tokenizer, config.training.seq_len
-    )
+    generator = make_generator(config, attention, make_forward(config, attention.attention))
+    print(f"(weights of step {step}; {generator.description})", file=sys.stderr)
+    sampler = make_sampler(generator, tokenizer)
     print(config.sampling.prompt, end="", flush=True)
     try:
         for piece in sampler(params, config.sampling):

@@ -26,6 +26,7 @@ from nanogpt_jax.cli import command
 from nanogpt_jax.config import Config, UserError, add_config_arguments, load_config
 from nanogpt_jax.data import Batches, Dataset, load
 from nanogpt_jax.evaluate import make_evaluate
+from nanogpt_jax.generate import Generator, make_generator
 from nanogpt_jax.metrics import check_sinks, open_sinks, plot_losses, read_records
 from nanogpt_jax.model import count_params, flops_per_token, init_params
 from nanogpt_jax.optimizer import make_optimizer, make_schedule
@@ -74,6 +75,7 @@ class Setup:
     batches: Batches
     choice: AttentionChoice
     forward: Forward
+    generator: Generator
     mesh: Mesh
 
 
@@ -105,7 +107,8 @@ def set_up(config: Config) -> Setup:
         encode_prompt(dataset.tokenizer, config.sampling.prompt)
     choice = make_attention(config)
     forward = make_forward(config, choice.attention)
-    return Setup(config, dataset, batches, choice, forward, sharding.make_mesh())
+    generator = make_generator(config, choice, forward)
+    return Setup(config, dataset, batches, choice, forward, generator, sharding.make_mesh())
 
 
 def describe(setup: Setup, parameters: int) -> list[str]:
@@ -122,6 +125,7 @@ def describe(setup: Setup, parameters: int) -> list[str]:
         f"model: {model.num_layers} layers, dim {model.dim}, {model.num_heads} heads "
         f"({model.kv_heads} of keys), {parameters:,} parameters, {training.dtype}",
         *setup.choice.description,
+        *([setup.generator.description] if config.sampling.num_tokens else []),
         f"optimizer: {optimizer.name}, {optimizer.schedule}",
         f"steps: {training.num_iterations} of {training.batch_size} × {training.seq_len} tokens, "
         f"in {training.grad_accumulation} part(s)",
@@ -214,7 +218,7 @@ class Loop:
         self.evaluate = make_evaluate(
             setup.forward, setup.dataset, config.training, setup.mesh, setup.choice.check_vma
         )
-        self.sampler = make_sampler(setup.forward, tokenizer, config.training.seq_len)
+        self.sampler = make_sampler(setup.generator, tokenizer)
         self.schedule = make_schedule(config.optimizer, config.training.num_iterations)
         S = config.training.seq_len
         self.flops_per_token = flops_per_token(

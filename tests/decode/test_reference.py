@@ -32,3 +32,25 @@ def test_it_has_derivatives():
     got, _ = jax.jit(jax.grad(decoding, (0, 1, 2), has_aux=True))(*dirty)
     for x, y in zip(got, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)
+
+
+def test_single_tokens_have_the_derivatives_of_their_chunk():
+    """A single token is written before it is read, over another one past the window."""
+    case = Case(Rules(2, 4), 9, np.array([[9, 5]]))
+    arrays = [x[0] for x in case.chunks]
+
+    def loss(cut, *arrays):
+        cache, total = case.empty(), 0.0
+        for start in range(0, 9, cut):
+            q, k, v = (x[:, start : start + cut] for x in arrays)
+            lengths = jnp.clip(case.lengths[0] - start, 0, cut)
+            out, cache = attend(q, cache, k, v, lengths=lengths)
+            total += jnp.sum(jnp.sin(out))
+        return total, cache.length
+
+    gradient = jax.jit(jax.grad(loss, (1, 2, 3), has_aux=True), static_argnums=0)
+    (expected, _), (got, length) = gradient(9, *arrays), gradient(1, *arrays)
+    assert length.tolist() == [9, 5]
+    for x, y in zip(got, expected, strict=True):
+        assert np.isfinite(x).all()
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-6)

@@ -8,10 +8,13 @@ import pytest
 from nanogpt_jax import sample
 from nanogpt_jax.config import SamplingConfig, UserError
 from nanogpt_jax.data import load
+from nanogpt_jax.data.tokenizers import ByteTokenizer
+from nanogpt_jax.generate import Generator
 from nanogpt_jax.model import init_params
 from nanogpt_jax.sample import encode_prompt, make_sampler
 
 from .conftest import tiny_config
+from .test_generate import generator_of
 from .test_model import SEQ, compiled
 
 
@@ -22,8 +25,8 @@ def model():
     config = tiny_config("model.num_layers=2")
     params = init_params(config.model, tokenizer.vocab_size, 0)
     params["head"] = jax.random.normal(jax.random.key(1), params["head"].shape)
-    forward = compiled(config)
-    return forward, params, tokenizer, make_sampler(forward, tokenizer, SEQ)
+    sampler = make_sampler(generator_of(config), tokenizer)
+    return compiled(config), params, tokenizer, sampler
 
 
 def text_of(model, **options):
@@ -40,14 +43,12 @@ def test_a_seed_gives_a_text(model):
 def test_top_1_and_temperature_0_are_the_likeliest_tokens(model):
     forward, params, tokenizer, _ = model
     tokens = tokenizer.encode("A").tolist()
-    for _ in range(40):
-        # Padded with another token than the sampler does.
-        recent = tokens[-SEQ:]
-        logits = forward(params, jnp.asarray([recent + [7] * (SEQ - len(recent))], jnp.int32))
-        tokens.append(int(logits[0, len(recent) - 1].argmax()))
+    while len(tokens) < SEQ:
+        logits = forward(params, jnp.asarray([tokens + [7] * (SEQ - len(tokens))], jnp.int32))
+        tokens.append(int(logits[0, len(tokens) - 1].argmax()))
     expected = tokenizer.decode(tokens)[1:]
-    assert text_of(model, temperature=0.0) == expected
-    assert text_of(model, top_k=1, temperature=3.0) == expected
+    for options in ({"temperature": 0.0}, {"top_k": 1, "temperature": 3.0}):
+        assert text_of(model, num_tokens=SEQ - 1, **options) == expected
 
 
 def test_top_k_draws_from_the_k_likeliest(model):
@@ -58,22 +59,14 @@ def test_top_k_draws_from_the_k_likeliest(model):
     assert drawn == likeliest
 
 
-def test_only_the_end_of_a_long_prompt_counts(model):
-    assert text_of(model, prompt="B" * 9 + "A" * SEQ) == text_of(model, prompt="A" * SEQ)
-
-
-def test_one_compilation_serves_all_lengths_and_options(model):
-    forward, params, tokenizer, _ = model
-    traces = []
-
-    def counting(params, tokens):
-        traces.append(tokens.shape)
-        return forward(params, tokens)
-
-    sampler = make_sampler(counting, tokenizer, SEQ)
-    for options in ({"top_k": 3}, {"temperature": 0.0}, {"prompt": "AB" * SEQ}):
-        "".join(sampler(params, SamplingConfig(**{"num_tokens": 20, "prompt": "A", **options})))
-    assert traces == [(1, SEQ)]
+def test_a_character_is_shown_when_its_last_token_is_there():
+    """A piece is decoded by itself, so that a long text costs no more for each of its tokens."""
+    tokenizer = ByteTokenizer()
+    text = "aé☃\U0001f600b\x80"
+    written = [*text.encode(), 0xE2]
+    generator = Generator(lambda params, prompt, options: iter(written), "")
+    pieces = list(make_sampler(generator, tokenizer)({}, SamplingConfig(prompt="A")))
+    assert pieces == list(text)  # and nothing of the character that lacks its end
 
 
 def test_prompts_that_cannot_be_written():
@@ -91,7 +84,8 @@ def test_the_command(tmp_path, run_train, capsys):
     def text(*args):
         assert sample.main(["--run", run, *args]) == 0
         out, err = capsys.readouterr()
-        assert err == "(weights of step 6)\n"
+        cache = "sampling: smalti.decode, with a cache of the last 16 tokens"
+        assert err == f"(weights of step 6; {cache})\n"
         return out
 
     written = (tmp_path / "runs" / "smoke" / "sample.txt").read_text()
@@ -105,6 +99,10 @@ def test_the_command(tmp_path, run_train, capsys):
     for args, message in (
         (["--run", run, "--prompt", "☃"], "error: sampling.prompt: text: has '☃'"),
         (["--run", run, "--top-k", "0"], "sampling.top_k: got 0; it must be greater than"),
+        (
+            ["--run", run, "--positions", "cash"],
+            "positions: got 'cash'; allowed are 'cache', 'absolute'; did you mean 'cache'?",
+        ),
         (["--run", run, "--temperature", "-1"], "sampling.temperature: got -1.0; it must be"),
         (
             ["--run", run + "x"],

@@ -392,6 +392,34 @@ def test_the_articles_command(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "mask", "sampled"),
+    [
+        (
+            ("attention.impl=streaming", "attention.sink_tokens=2", "attention.window=5"),
+            "streaming(sinks=2, window=5)",
+            "with a cache of the first 2 and the last 5 tokens, positions by cache",
+        ),
+        (
+            ("attention.impl=flex", "attention.mask=document(lengths=[10, 6]) & causal()"),
+            "document(lengths=[10, 6]) & causal()",
+            "a forward pass over the last 16 tokens each",
+        ),
+    ],
+    ids=["streaming", "flex"],
+)
+def test_masks_train_and_write(tmp_path, run_train, overrides, mask, sampled):
+    code, out, _ = run_train(*overrides)
+    assert code == 0
+    assert f"attention.mask: {mask} leaves" in out
+    assert sampled in out
+    lines = (tmp_path / "runs/smoke/metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert records[-1]["train_loss"] < records[0]["train_loss"]
+    assert len((tmp_path / "runs/smoke/sample.txt").read_text()) == len("\n") + 5 + len("\n")
+
+
+@pytest.mark.slow
 def test_ours_and_xla_learn_alike(tmp_path, run_train):
     """The smoke model, each implementation from the same start on the same batches."""
     curves = {}

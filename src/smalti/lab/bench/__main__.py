@@ -13,6 +13,8 @@ except ImportError:
 
 from smalti.lab.bench.cases import MEMORY_CASE, OURS, Case, all_cases, quick
 from smalti.lab.bench.cpu import use_cpu
+from smalti.lab.bench.decode import DecodeCase, decode_record, measure_decode, print_decode
+from smalti.lab.bench.decode import quick as quick_decode
 from smalti.lab.bench.memory import growth_in_fresh_process
 from smalti.lab.bench.report import Memory, print_memory, print_result, record, write_json
 from smalti.lab.bench.run import measure
@@ -60,7 +62,10 @@ def main(argv: list[str] | None = None) -> int:
     cases = [case for case in map(resize, all_cases()) if is_chosen(case.name, options.only)]
     memory_case = resize(MEMORY_CASE)
     with_memory = is_chosen(f"{MEMORY}/{memory_case.name}", options.only)
-    names = [case.name for case in cases] + [f"{MEMORY}/{memory_case.name}"] * with_memory
+    decode_case = quick_decode(DecodeCase()) if options.quick else DecodeCase()
+    with_decode = is_chosen(decode_case.name, options.only)
+    names = [case.name for case in cases] + [decode_case.name] * with_decode
+    names += [f"{MEMORY}/{memory_case.name}"] * with_memory
     if options.list:
         print("\n".join(names))
         return 0
@@ -69,11 +74,14 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
     use_cpu()
-    console, results, memory = Console(), [], None
+    console, results, memory, decoded = Console(), [], None, None
     with console.status("starting") as status:
         for case in cases:
             results.append(measure(case, options.rounds, status.update))
             print_result(console, results[-1])
+        if with_decode:
+            decoded = measure_decode(decode_case, options.rounds, status.update)
+            print_decode(console, decoded)
         if with_memory:
             status.update("memory: fresh processes")
             memory = measure_memory(memory_case)
@@ -81,7 +89,9 @@ def main(argv: list[str] | None = None) -> int:
                 memory.bar_mib = None
             print_memory(console, memory)
     path = options.json or Path("bench-results") / time.strftime("bench-%Y%m%d-%H%M%S.json")
-    write_json(path, record(results, memory, options.rounds))
+    content = record(results, memory, options.rounds)
+    content["decode"] = None if decoded is None else decode_record(decoded)
+    write_json(path, content)
     console.print(f"Every sample is in {path}", highlight=False, soft_wrap=True)
     return 0
 

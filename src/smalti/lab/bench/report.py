@@ -53,10 +53,10 @@ def print_result(console: Console, result: Result) -> None:
 
 
 def _verdict(bar: float | None, ratio: float) -> str:
-    return "" if bar is None else _asked(f"≥ {bar:g}×", ratio >= bar)
+    return "" if bar is None else asked(f"≥ {bar:g}×", ratio >= bar)
 
 
-def _asked(bar: str, met: bool) -> str:
+def asked(bar: str, met: bool) -> str:
     return f"[green]{bar} met[/]" if met else f"[red]{bar} missed[/]"
 
 

@@ -80,12 +80,12 @@ def measure(case: Case, rounds: int, say: Callable[[str], None] = lambda _: None
             continue
         if name == OURS:
             ours = result
-        difference = max(_difference(a, b) for a, b in zip(ours, result, strict=True))
-        if not difference <= SAME[case.dtype]:
-            left_out[name] = f"it computes something else: results differ by {difference:.1%}"
+        gap = max(difference(a, b) for a, b in zip(ours, result, strict=True))
+        if not gap <= SAME[case.dtype]:
+            left_out[name] = f"it computes something else: results differ by {gap:.1%}"
             continue
         calls[name] = call
-        timings[name] = Timing(first_call_s=first_s, difference=difference)
+        timings[name] = Timing(first_call_s=first_s, difference=gap)
 
     repeats = {name: _calls_a_turn(call) for name, call in calls.items()}
     for turn in range(rounds):
@@ -114,7 +114,8 @@ def _first_call(name: str, case: Case, inputs: Inputs):
     return call, time.perf_counter() - start, result
 
 
-def _difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """The largest one, relative to the largest element of ours."""
     return float(np.max(np.abs(ours - theirs)) / np.max(np.abs(ours)))
 
 
