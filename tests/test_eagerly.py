@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from smalti.eagerly import eagerly
+from smalti.eagerly import eagerly, remembered
 
 
 def add(x, y):
@@ -96,3 +96,41 @@ def test_no_thread_is_left():
     for _ in range(3):
         eagerly(jnp.sin, 1.0)
     assert threading.active_count() == before
+
+
+def test_equal_trees_are_looked_at_once():
+    calls = []
+
+    @remembered
+    def look(tree, sizes):
+        calls.append((tree, sizes))
+        return len(calls)
+
+    ids = np.arange(5)
+    for tree, sizes, expected in (
+        ({"a": 1}, 8, 1),
+        ({"a": 1}, 8, 1),
+        ({"a": 2}, 8, 2),
+        ({"a": 1}, 9, 3),
+        ({"b": 1}, 8, 4),
+        (ids, 8, 5),
+        (ids.copy(), 8, 5),
+        (ids.astype(np.int32), 8, 6),
+        (ids[:4], 8, 7),
+    ):
+        assert look(tree, sizes) == expected
+
+
+def test_what_is_traced_is_not_remembered():
+    calls = []
+
+    @remembered
+    def look(tree, sizes):
+        calls.append(tree)
+
+    for _ in range(2):
+        jax.jit(lambda x: look({"a": x}, 8))(jnp.ones(3))
+    assert len(calls) == 2
+    look(np.zeros(2**20), 8)
+    look(np.zeros(2**20), 8)
+    assert len(calls) == 4, "large arrays are not kept"

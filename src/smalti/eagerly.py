@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
+
+Result = TypeVar("Result")
+REMEMBERED = 64  # results of a function: more than a model has kinds of attention
+LARGEST_KEY = 2**20  # bytes of arrays
 
 
 def eagerly(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -19,3 +24,42 @@ def eagerly(function: Callable[..., Any], *arguments: Any) -> Any:
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(lambda: jax.tree.map(np.asarray, function(*arguments))).result()
+
+
+def remembered(function: Callable[[Any, Any], Result]) -> Callable[[Any, Any], Result]:
+    """``function(tree, sizes)``, computed once for equal trees: the layers of a model all have the
+    same mask, each its own object. Of what is traced, and of large arrays, nothing is kept."""
+    found = functools.lru_cache(REMEMBERED)(lambda key, sizes: function(key.tree, sizes))
+
+    @functools.wraps(function)
+    def look_up(tree: Any, sizes: Any) -> Result:
+        content = _content(tree)
+        return function(tree, sizes) if content is None else found(_Key(content, tree), sizes)
+
+    return look_up
+
+
+class _Key:
+    """A tree, equal to those of the same content."""
+
+    def __init__(self, content: Hashable, tree: Any):
+        self.content, self.tree = content, tree
+
+    def __hash__(self):
+        return hash(self.content)
+
+    def __eq__(self, other):
+        return isinstance(other, _Key) and self.content == other.content
+
+
+def _content(tree: Any) -> Hashable | None:
+    leaves, structure = jax.tree.flatten(tree)
+    found = []
+    for leaf in leaves:
+        if isinstance(leaf, (int, float)):
+            found.append(leaf)
+        elif isinstance(leaf, np.ndarray) and leaf.nbytes <= LARGEST_KEY:
+            found.append((leaf.shape, str(leaf.dtype), leaf.tobytes()))
+        else:
+            return None
+    return structure, tuple(found)

@@ -100,7 +100,7 @@ def test_masks_of_the_catalogue(mask):
     shapes_fit(kernel_mod, arrays)
     assert {x.kind for x in kernel_mod.operands} <= {"number", "q", "kv"}
     np.testing.assert_array_equal(evaluated(kernel_mod, arrays, heads=1), expected)
-    band = find_band(traced_mask(mask), sizes)
+    band = find_band(mask, sizes)
     if band is not None:
         np.testing.assert_array_equal(np.broadcast_to(within(band), expected.shape), expected)
 
@@ -393,7 +393,7 @@ BANDS = [
                          enumerate(BANDS)])  # fmt: skip
 def test_bands(mask, expected):
     mask = mask.bind(*SIZES)
-    found = find_band(traced_mask(mask), SIZES)
+    found = find_band(mask, SIZES)
     assert found == expected
     if found is not None:
         visible = visible_pairs(mask, SIZES)
@@ -405,8 +405,8 @@ def test_a_traced_offset_is_no_known_band():
 
     @jax.jit
     def trace(offset):
-        found.append(find_band(traced_mask(masks.causal(offset).bind(*SIZES)), SIZES))
-        found.append(find_band(traced_mask(masks.causal().bind(*SIZES)), SIZES))
+        found.append(find_band(masks.causal(offset).bind(*SIZES), SIZES))
+        found.append(find_band(masks.causal().bind(*SIZES), SIZES))
         return offset
 
     trace(3)

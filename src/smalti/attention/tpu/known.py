@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known, strips
-from smalti.eagerly import eagerly
+from smalti.eagerly import eagerly, remembered
 from smalti.masks import Mask
 from smalti.masks.tiles import TileGrid
 from smalti.tpu.lanes import LANES, round_up
@@ -58,6 +58,7 @@ class Cells:
         return cells.transpose(1, 2, 0, 3).reshape(shape)
 
 
+@remembered
 def find_cells(mask: Mask, sizes: tuple[int, int, int, int]) -> Cells | None:
     """None where the mask is traced, differs by batch entry or head, or has too much to look at."""
     _, _, q_len, kv_len = sizes

@@ -20,7 +20,7 @@ import numpy as np
 from jax.extend.core import Literal as Constant
 
 from smalti.attention.tpu.tiles import Band
-from smalti.eagerly import eagerly
+from smalti.eagerly import eagerly, remembered
 from smalti.masks import Mask
 from smalti.masks.mask_mod import BoundMaskMod
 from smalti.masks.traced_mod import TracedMod, trace_mod
@@ -140,9 +140,11 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
     return kernel_mod, made
 
 
-def find_band(mod: TracedMod, sizes: Sizes) -> Band | None:
+@remembered
+def find_band(mask: Mask, sizes: Sizes) -> Band | None:
     """``(low, high)`` where a mask is ``low ≤ kv_idx − q_idx ≤ high`` with known bounds (None: no
     bound), else None."""
+    mod = traced_mask(mask)
     program = _flattened(mod)
     facts, operand = _Facts(program), Operand("relative", False)
     if isinstance(program.result, Constant):
@@ -150,7 +152,12 @@ def find_band(mod: TracedMod, sizes: Sizes) -> Band | None:
     if not mod.is_known or not facts.reads[program.result] <= {DIFFERENCE}:
         return None
     _, _, q_len, kv_len = sizes
-    found = eagerly(_outside, program, program.captured, program.result, facts, operand, sizes)
+    found = eagerly(
+        jax.jit(
+            lambda captured: _outside(program, captured, program.result, facts, operand, sizes)
+        ),
+        program.captured,
+    )
     visible = found.reshape(-1)[::-1] != 0  # by kv_idx − q_idx, from 1 − Sq to Sk − 1
     visible = np.broadcast_to(visible, q_len + kv_len - 1)
     (places,) = np.nonzero(visible)

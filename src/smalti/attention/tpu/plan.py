@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from smalti.attention.tpu.known import Cells, Planner, find_cells, plan_known
-from smalti.attention.tpu.mods import find_band, traced_mask
+from smalti.attention.tpu.mods import find_band
 from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known
 from smalti.eagerly import eagerly
 from smalti.masks import BlockMask, Mask
@@ -44,7 +44,7 @@ def divisions(mask: Mask | BlockMask, sizes: Sizes) -> Iterator[Divided]:
     whole = mask.mask if isinstance(mask, BlockMask) else mask
     leaves = list(_conjuncts(whole))
     known = [x for x in leaves if is_known(x) and not any(x.varies())]
-    bands = [x for x in known if find_band(traced_mask(x), sizes) is not None]
+    bands = [x for x in known if find_band(x, sizes) is not None]
     tried = []
     for chosen in (known, bands):
         if (

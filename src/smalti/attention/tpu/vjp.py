@@ -79,7 +79,7 @@ def pallas(
         score, score_operands = mods.split(score_mod, sizes, "score_mod")
     may_hide = bias is not None or score.is_given
     elementwise = mask.mask if isinstance(mask, BlockMask) else mask
-    band = mods.find_band(mods.traced_mask(elementwise), sizes)
+    band = mods.find_band(elementwise, sizes)
 
     def walk_of(direction: choice_of_blocks.Direction, divided: Divided, evaluated: mods.KernelMod):
         blocks = choice_of_blocks.choose(
