@@ -90,7 +90,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
         for strip in strips(parts):
             queries = place.queries(strip[0])
             q, dout = take(q_ref, queries, heads), take(dout_ref, queries, heads)
-            if any(part.masked for part in strip):  # a query that sees nothing may hold NaN
+            if any(map(may_be_empty, strip)):  # a query that sees nothing may hold NaN
                 some = refs.lse[:, queries] < jnp.inf
                 q, dout = (keep_seen(x, some, tokens) for x in (q, dout))
             dq = []
@@ -111,6 +111,12 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
                 put(refs.dq, queries, sum(dq) * rules.scale, heads, by_row=blocks.streamed)
             elif makes_dq:
                 add(refs.dq_acc, queries, sum(dq))
+
+    def may_be_empty(part: Part) -> bool:
+        """Whether a query of the part may see nothing that is not zeroed outside."""
+        if walk.empty_in_bands or not walk.empty_rows:
+            return part.masked
+        return part.masked or part.band not in (None, (None, None))
 
     def product(tile, contracted: int, array):
         """Of a score tile ``[keys, queries]`` and an array, over one of the tile's axes."""

@@ -137,12 +137,14 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
 
 
 class Planner:
-    def __init__(self, cells: Cells, blocks: Blocks):
+    def __init__(self, cells: Cells, blocks: Blocks, *, alone: bool = True):
+        """alone: whether the mask is all that hides keys, and a kernel reads nothing of it."""
         self.cells, self.blocks = cells, blocks
+        self.narrow = alone and not blocks.keys_in_lanes
         self.order: list[tuple[Part, ...]] = []  # classes as they were found
         self.by_content: dict[bytes, tuple[Part, ...]] = {}
         self.alone = True  # every query that exists is in one tile of a pair, see `Walk.alone`
-        # Keys that some query sees.
+        # Keys that some query sees, as far as this mask goes.
         whole = (cells.state == WHOLE).any(0)
         self.seen = np.repeat(whole, LANES)
         for row, column in zip(*np.nonzero(cells.state == CUT), strict=True):
@@ -150,6 +152,7 @@ class Planner:
             if not self.seen[keys].all():
                 real = cells.q_len - row * LANES
                 self.seen[keys] |= cells.patterns[cells.pattern[row, column]][:, :real].any(1)
+        self.seen &= alone
 
     def empty_rows(self) -> bool:
         cells = self.cells
@@ -235,7 +238,7 @@ class Planner:
             if not len(keys):
                 continue
             begin, end = int(keys[0]), int(keys[-1]) + 1
-            grain = GRAIN if end - begin <= NARROW and not blocks.keys_in_lanes else LANES
+            grain = GRAIN if end - begin <= NARROW and self.narrow else LANES
             part = Part(q, stop, begin // grain * grain, min(round_up(end, grain), num_kv))
             band, lead = _band_of(strip, q, begin, end), 0
             gap = guarded and not strip[begin:end].any(1).all()  # keys that nobody may see

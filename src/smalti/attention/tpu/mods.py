@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import dtypes
 from jax.extend.core import Literal as Constant
 
 from smalti.attention.tpu.tiles import Band
@@ -45,7 +46,18 @@ CHEAP = COMPARISONS | {
     *("add", "sub", "neg", "mul", "and", "or", "not", "max", "min", "select_n", "abs"),
     *("convert_element_type",),
 }
-INNER = ("jaxpr", "call_jaxpr")  # the parameters of calls that are evaluated by what is in them
+# What kernels compute on whole tiles besides.
+ELEMENTWISE = CHEAP | {
+    *("div", "rem", "sign", "floor", "ceil", "round", "clamp", "is_finite", "square", "sqrt"),
+    *("rsqrt", "exp", "exp2", "log", "log1p", "expm1", "tanh", "logistic", "sin", "cos", "pow"),
+    *("integer_pow", "xor", "shift_left", "shift_right_logical", "shift_right_arithmetic"),
+    *("stop_gradient", "copy"),
+}
+READS = ("squeeze", "reshape", "gather", "dynamic_slice")  # how an element of an array is read
+# Calls that are evaluated by what is in them, and what they call it; and those that have a
+# derivative of their own, so that they stay calls.
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr"}
+OWN_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,14 +130,23 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             needed.add(variable)
             for x in equation.invars:
                 need(x)
-        elif facts.is_boolean(variable) and facts.reads_large(variable, sizes):
+            return
+        by_score = S in facts.reads[variable]
+        if facts.is_boolean(variable) and facts.reads_large(variable, sizes) and not by_score:
             hoisted.append(variable)
-        else:
-            raise NotImplementedError(
-                f"{name}: it reads an array at an index that depends on q_idx and kv_idx otherwise "
-                "than by q_idx − kv_idx, which TPU kernels cannot do. Pass such an array as bias= "
-                "(as mask=, if it is boolean), or use implementation='blockwise'."
+            return
+        if equation.primitive.name in READS:
+            why = (
+                "it reads an array at an index that depends on the score, or on q_idx and kv_idx "
+                "otherwise than by q_idx − kv_idx, which TPU kernels cannot do. Pass such an array "
+                "as bias= (as mask=, if it is boolean)"
             )
+        else:
+            why = (
+                f"it uses {equation.primitive.name!r} on what differs by score, or by query and "
+                "key, which TPU kernels do not. Write it in arithmetic and jnp.where"
+            )
+        raise NotImplementedError(f"{name}: {why}, or use implementation='blockwise'.")
 
     need(program.result)
     operands = tuple(Operand(facts.kind(x), _is_floating(x)) for x in hoisted)
@@ -207,7 +228,7 @@ def _inline(jaxpr, constants, arguments) -> list:
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*constants, *arguments], strict=True))
     for equation in jaxpr.eqns:
         inputs = [_read(values, x) for x in equation.invars]
-        inner = next((equation.params[name] for name in INNER if name in equation.params), None)
+        inner = equation.params.get(CALLS.get(equation.primitive.name, ""))
         if equation.primitive.name in ("pvary", "pcast"):  # of `shard_map`, whose axes end here
             outputs = inputs
         elif inner is not None:
@@ -273,7 +294,10 @@ class _Facts:
             else:
                 reads = frozenset().union(*(self._reads(x) for x in equation.invars))
             made_of = [x for x in equation.invars if not isinstance(x, Constant)]
-            cheap = equation.primitive.name in CHEAP and _is_elementwise(equation)
+            # Of 32 bits: others kernels may not have, and gradients round once, after the sum.
+            values = (x.aval.dtype for x in (*equation.invars, *equation.outvars))
+            plain = all(jnp.issubdtype(x, jnp.bool_) or x.itemsize >= 4 for x in values)
+            cheap = equation.primitive.name in CHEAP and _is_elementwise(equation) and plain
             for variable in equation.outvars:
                 self.made_by[variable] = equation
                 self.reads[variable] = reads
@@ -302,8 +326,9 @@ class _Facts:
         """Of the result, or, for a comparison, of the difference that it compares with 0."""
         name, inputs = equation.primitive.name, equation.invars
         if name == "convert_element_type":
-            integer = jnp.issubdtype(equation.outvars[0].aval.dtype, jnp.integer)
-            return self._linear_of(inputs[0]) if integer else None
+            dtype = equation.outvars[0].aval.dtype  # others may wrap around
+            plain = jnp.issubdtype(dtype, jnp.signedinteger) and dtype.itemsize >= 4
+            return self._linear_of(inputs[0]) if plain else None
         if name not in ("add", "sub", "mul", "neg", *COMPARISONS):
             return None
         forms = [form for form in map(self._linear_of, inputs) if form is not None]
@@ -326,9 +351,23 @@ class _Facts:
 
 
 def _is_elementwise(equation) -> bool:
-    """Scalars in, one scalar out: over a tile it is the same, element by element."""
-    atoms = [*equation.invars, *equation.outvars]
-    return len(equation.outvars) == 1 and all(x.aval.shape == () for x in atoms)
+    """Whether it is arithmetic on scalars, which over a tile is the same, element by element."""
+    atoms, name = [*equation.invars, *equation.outvars], equation.primitive.name
+    if len(equation.outvars) != 1 or any(x.aval.shape != () for x in atoms):
+        return False
+    if name in OWN_DERIVATIVES:
+        inner = equation.params[OWN_DERIVATIVES[name]]
+        return all(map(_is_elementwise, _all_equations(inner)))
+    return name in ELEMENTWISE
+
+
+def _all_equations(jaxpr) -> list[Any]:
+    """Those of a jaxpr and of the calls in it."""
+    found = []
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        inner = equation.params.get(CALLS.get(equation.primitive.name, ""))
+        found += [equation] if inner is None else _all_equations(inner)
+    return found
 
 
 def _is_floating(variable) -> bool:
@@ -369,7 +408,9 @@ def _outside(program: _Program, captured, variable, facts: _Facts, operand: Oper
 
 
 def _constant(facts: _Facts, program: _Program, variable):
-    return eagerly(_evaluate, _ancestors(facts, program, variable), {}, variable)
+    # It may be made of arguments that it does not depend on, as i − i is.
+    zeros = {x: jnp.zeros((), x.aval.dtype) for x in program.arguments}
+    return eagerly(_evaluate, _ancestors(facts, program, variable), zeros, variable)
 
 
 def _ancestors(facts: _Facts, program: _Program, variable) -> list[Any]:
@@ -386,18 +427,26 @@ def _evaluate(equations: Sequence[Any], values: dict[Any, Any], result):
     """Scalar equations over arrays that broadcast together; others on what they were traced for."""
     axes = varying_axes(list(values.values()))
     for equation in equations:
-        inputs = [_read(values, x) for x in equation.invars]
+        inputs, rank = [_read(values, x) for x in equation.invars], 0
         if _is_elementwise(equation):
             shape = jnp.broadcast_shapes(*map(jnp.shape, inputs))
+            rank = len(shape)
             inputs = [
-                jnp.broadcast_to(jnp.asarray(x, atom.aval.dtype), shape)
+                jnp.broadcast_to(jnp.asarray(x, dtypes.canonicalize_dtype(atom.aval.dtype)), shape)
                 for x, atom in zip(inputs, equation.invars, strict=True)
             ]
         if axes:
             inputs = vary_over([jnp.asarray(x) for x in inputs], axes)
-        parameters = equation.primitive.get_bind_params(equation.params)
-        outputs = equation.primitive.bind(*inputs, **parameters)
-        outputs = outputs if equation.primitive.multiple_results else [outputs]
+
+        def bind(*inputs, equation=equation):
+            parameters = equation.primitive.get_bind_params(equation.params)
+            outputs = equation.primitive.bind(*inputs, **parameters)
+            return outputs if equation.primitive.multiple_results else [outputs]
+
+        if equation.primitive.name in OWN_DERIVATIVES:  # what is in it is of scalars
+            for _ in range(rank):
+                bind = jax.vmap(bind)
+        outputs = bind(*inputs)
         values.update(zip(equation.outvars, outputs, strict=True))
     return _read(values, result)
 

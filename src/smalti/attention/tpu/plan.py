@@ -159,7 +159,7 @@ def _known_classes(
         number = np.zeros((grid.num_q, grid.num_kv), np.int32)
         number[:, -1] = 1
         return [(whole,), (ragged,)], number, False
-    planner = Planner(cells, blocks)
+    planner = Planner(cells, blocks, alone=False)
     width, height = blocks.block_kv // LANES, blocks.block_q // LANES
     every: dict[Parts, int] = {}
     number = np.zeros((grid.num_q, grid.num_kv), np.int32)

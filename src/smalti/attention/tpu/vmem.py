@@ -62,7 +62,8 @@ def vmem_bytes(
         for length, dim in ((q, heads.D), (q, heads.Dv), (kv, heads.D), (kv, heads.Dv))
     )
     windows = queries + outs
-    windows += sum(_padded((rows, columns), size) for rows, columns, size in operands)
+    read = sum(_padded((rows, columns), size) for rows, columns, size in operands)
+    windows += read
     key_windows = keys + values
     if bias is not None:
         block = [major if n > 1 else 1 for major, n in zip((q, kv), bias[0], strict=True)]
@@ -75,6 +76,7 @@ def vmem_bytes(
         scratch = 0 if alone else 2 * q * 4 + _sums(q, heads.Dv, blocks)
     else:
         windows += 2 * q * 4  # lse, delta
+        windows += read if score_mod else 0  # gradients of what it reads
         slots *= 2
         made = {
             "dq": (queries, q, heads.D),
