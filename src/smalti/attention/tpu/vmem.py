@@ -95,6 +95,8 @@ def vmem_bytes(
     how = "float32" if itemsize == 4 else "streamed" if blocks.streamed else "held"
     dims = max(heads.D, heads.Dv)
     spilled = SPILLED[direction, how] * tile
+    if direction == "forward" and how != "float32":  # small tiles need less
+        spilled = max(spilled - 100 * 2**10, 0)
     if how == "float32":
         if direction == "forward" and dims <= 128:
             spilled -= 2.3 * tile
@@ -113,7 +115,7 @@ def vmem_bytes(
     if any(rows > 1 for rows, _, _ in operands):
         tiles += tile
     if score_mod is not None:
-        tiles += 1.15 * tile - 80 * 2**10 if direction == "forward" else (2 + score_mod) * tile
+        tiles += 1.15 * tile + 20 * 2**10 if direction == "forward" else (2 + score_mod) * tile
         if relative:  # 128 rows, moved, of what a tile reads
             moved = 128 * (blocks.block_q + blocks.block_kv) * 4
             tiles += 1.1 * moved if direction == "forward" else 4 * moved
