@@ -109,7 +109,7 @@ def vmem_bytes(
     if direction == "forward" and chip in ("v4", None):
         tiles += MORE_ON_V4
     if bias is not None:
-        tiles += tile
+        tiles += (1.7 if how == "float32" else 1) * tile
     if alone:  # the rows of a tile that first keys have, if it has some
         tiles += slots / tile * 32 * blocks.block_q * 4
     if any(rows > 1 for rows, _, _ in operands):
