@@ -52,13 +52,16 @@ def run(walk: Walk, tiles_ref, at, fill: Step, use: Step) -> None:
 
 
 def written_out(walk: Walk) -> tuple[int, bool]:
-    """How many tiles are written out, of the list that has most, and whether there are loops."""
+    """How many tiles are written out, of the list that has most, and whether there are loops. The
+    body of one loop does not count; several of them do, where tiles are streamed."""
     if walk.num_counts:
         return 0, True
     most, loops = 0, False
     for classes in walk.classes:
         looped = [_turns(c.count or 0, walk) * _turn(walk) for c in classes]
-        most = max(most, sum(c.count or 0 for c in classes) - sum(looped))
+        bodies = sum(n > 0 for n in looped) * _turn(walk) if walk.blocks.streamed else 0
+        bodies = bodies if bodies > _turn(walk) else 0
+        most = max(most, sum(c.count or 0 for c in classes) - sum(looped) + bodies)
         loops |= any(looped)
     return most, loops
 

@@ -95,8 +95,6 @@ def vmem_bytes(
     how = "float32" if itemsize == 4 else "streamed" if blocks.streamed else "held"
     dims = max(heads.D, heads.Dv)
     spilled = SPILLED[direction, how] * tile
-    if direction == "forward" and how != "float32":  # small tiles need less
-        spilled = max(spilled - 100 * 2**10, 0)
     if how == "float32":
         if direction == "forward" and dims <= 128:
             spilled -= 2.3 * tile
@@ -115,7 +113,7 @@ def vmem_bytes(
     if any(rows > 1 for rows, _, _ in operands):
         tiles += tile
     if score_mod is not None:
-        tiles += 1.15 * tile + 20 * 2**10 if direction == "forward" else (2 + score_mod) * tile
+        tiles += 1.15 * tile - 80 * 2**10 if direction == "forward" else (2 + score_mod) * tile
         if relative:  # 128 rows, moved, of what a tile reads
             moved = 128 * (blocks.block_q + blocks.block_kv) * 4
             tiles += 1.1 * moved if direction == "forward" else 4 * moved
@@ -127,7 +125,7 @@ def _by_tile(direction: str, tile: int, block_q: int, dims: int) -> float:
     """What each tile that is written out beside loops puts away, where tiles are streamed."""
     if direction == "forward":
         return 0.2 * tile + 1.2 * _padded((block_q, dims), 4)  # its queries' sums
-    return (0.25 + 0.62 * dims / 128) * max(tile - 0.4 * 2**20, 0)
+    return (0.3 + 0.62 * dims / 128) * max(tile - 0.4 * 2**20, 0)
 
 
 def _without_loops(direction: str, how: str, tile: int, dims: int, written_out: int) -> float:
