@@ -71,7 +71,7 @@ def check_legal(blocks, q_len: int, kv_len: int):
 MODS = {
     "rows": (("q", "kv", "number"), ()),
     "relative": (("relative",), ("relative", "q")),
-    "tile": (("tile", "kv"), ()),
+    "scores": (("scores", "kv"), ()),
     "score_mod of many": ((), ("q", "kv", "relative", "number")),
 }
 
@@ -98,7 +98,7 @@ def test_what_mods_read_fits_in_vmem_as_well(direction, chip, name):
                 relative="relative" in (*kinds, *of_scores),
             )  # fmt: skip
             assert need <= block_sizes.vmem_limit(chip), (launch, blocks, heads)
-        most = block_sizes.MOST_MAJOR_WITH_BIAS if "tile" in kinds else block_sizes.MOST_MAJOR
+        most = block_sizes.MOST_MAJOR_WITH_BIAS if "scores" in kinds else block_sizes.MOST_MAJOR
         assert max(blocks.major_q, blocks.major_kv) <= most
 
 
@@ -111,7 +111,7 @@ def test_what_of_an_operand_is_in_vmem():
     assert rows == 1
     assert columns >= 3000 + 5000 - 1
     assert columns % 128 == 0
-    assert find(["tile"]) == [(blocks.major_q, blocks.major_kv, 2)]
+    assert find(["scores"]) == [(blocks.major_q, blocks.major_kv, 2)]
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

@@ -32,7 +32,7 @@ def evaluated(kernel_mod, arrays, scores=None, heads: int = H) -> np.ndarray:
                     "q": lambda x: x.T,
                     "kv": lambda x: x.T,
                     "relative": lambda x: x[0][q[None, :] - k[:, None] + SK - 1],
-                    "tile": lambda x: x.T,
+                    "scores": lambda x: x.T,
                 }[operand.kind](x)
             )
         arguments = [] if scores is None else [jnp.asarray(scores[b, h].T)]
@@ -47,14 +47,14 @@ def shapes_fit(kernel_mod, arrays) -> None:
         "q": (SQ, 1),
         "kv": (1, SK),
         "relative": (1, SK - 1 + SQ),
-        "tile": (SQ, SK),
+        "scores": (SQ, SK),
     }
     for operand, x in zip(kernel_mod.operands, arrays, strict=True):
         assert x.shape[0] in (1, B)
         assert x.shape[1] in (1, H)
         assert x.shape[2:] == lengths[operand.kind]
         dtype = jnp.float32 if operand.floating else jnp.int32
-        assert x.dtype == (jnp.bfloat16 if operand.kind == "tile" else dtype)
+        assert x.dtype == (jnp.bfloat16 if operand.kind == "scores" else dtype)
 
 
 def leaves():
@@ -142,7 +142,7 @@ MASK_MODS = {
     "relative table": (lambda b, h, q, k: RELATIVE[h, q - k + SK - 1] > 0, ["relative"]),
     "by key": (lambda b, h, q, k: BY_KEY[b, k] > 0, ["kv"]),
     "by query, nested": (jax.jit(lambda b, h, q, k: (BY_QUERY[h, q] > 0) | (k == q)), ["q"]),
-    "whole": (lambda b, h, q, k: WHOLE[q, k] & (k <= q), ["tile"]),
+    "whole": (lambda b, h, q, k: WHOLE[q, k] & (k <= q), ["scores"]),
     "all": (lambda b, h, q, k: jnp.bool_(True), []),
     "of the head alone": (lambda b, h, q, k: h != 1, ["number"]),
     "constant table": (lambda b, h, q, k: k <= q + jnp.arange(5)[3], []),
@@ -217,7 +217,7 @@ def test_mask_mods(name):
     kernel_mod, arrays = split(traced_mask(mask), SIZES, "mask")
     shapes_fit(kernel_mod, arrays)
     check_kinds(kernel_mod, kinds)
-    assert not any(x.floating for x in kernel_mod.operands if x.kind == "tile")
+    assert not any(x.floating for x in kernel_mod.operands if x.kind == "scores")
     np.testing.assert_array_equal(evaluated(kernel_mod, arrays), every_pair(function))
 
 
@@ -249,7 +249,7 @@ def test_split_while_something_else_is_traced(name, where):
         mesh = jax.sharding.AbstractMesh((1,), ("x",), auto, abstract_device=device)
         with jax.sharding.use_abstract_mesh(mesh):
             made = jax.eval_shape(trace, 0)[1]
-        assert all(x.kind != "tile" for x in kept[0].operands)
+        assert all(x.kind != "scores" for x in kept[0].operands)
         shapes_fit(kept[0], made)
         return
     _, arrays = jax.jit(trace)(0)
@@ -331,7 +331,7 @@ def test_large_boolean_arrays_are_tiles(shape):
     array = np.random.default_rng(3).random(shape) < 0.5
     mask = (as_mask(array) & masks.causal()).bind(*SIZES)
     kernel_mod, arrays = split(traced_mask(mask), SIZES, "mask")
-    check_kinds(kernel_mod, ["tile"])
+    check_kinds(kernel_mod, ["scores"])
     shapes_fit(kernel_mod, arrays)
     assert arrays[0].shape == (1,) * (4 - len(shape)) + shape
     np.testing.assert_array_equal(evaluated(kernel_mod, arrays), visible_pairs(mask, SIZES))
@@ -339,7 +339,7 @@ def test_large_boolean_arrays_are_tiles(shape):
 
 def test_what_is_read_is_linear_in_the_lengths():
     long = 1, 2, 3000, 5000
-    names = [name for name, (_, kinds) in MASK_MODS.items() if "tile" not in kinds]
+    names = [name for name, (_, kinds) in MASK_MODS.items() if "scores" not in kinds]
     for name in names:
         mod = traced_mask(as_mask(MASK_MODS[name][0]).bind(*long))
         _, arrays = jax.eval_shape(lambda mod=mod: (0, split(mod, long, "mask")[1]))

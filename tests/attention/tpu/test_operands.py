@@ -113,7 +113,7 @@ WALK = walk_of(700, 900)
 # Where a tile is, in the second major blocks of queries and of keys.
 PLACE = Place(
     b=1, h=2, q=0, kv=128, q_global=512, kv_global=768 + 128, kv_major=768,
-    kv_padded=WALK.kv_padded,
+    q_len=WALK.q_len, kv_padded=WALK.kv_padded,
 )  # fmt: skip
 PARTS = [
     Part(0, 256, 0, 384),
@@ -127,7 +127,7 @@ PARTS = [
 # The tiles of a relative operand lie on a grid.
 BY_PART = [
     (kind, part)
-    for kind in ("number", "q", "kv", "relative", "tile")
+    for kind in ("number", "q", "kv", "relative", "scores")
     for part in PARTS
     if kind != "relative" or part.place is None
 ]
@@ -161,7 +161,7 @@ def block_of(kind: Any, array: np.ndarray) -> np.ndarray:
         "q": array[0, 0, :, 512:1024],
         "kv": array[0, 0, :, 768:1536],
         "relative": array[0, 0],
-        "tile": array[0, 0, 512:1024, 768:1536],
+        "scores": array[0, 0, 512:1024, 768:1536],
     }[kind]
 
 
@@ -171,7 +171,7 @@ SHAPES = {
     "q": (700, 1),
     "kv": (1, 900),
     "relative": (1, 900 - 1 + 700),
-    "tile": (700, 900),
+    "scores": (700, 900),
 }
 
 
@@ -206,17 +206,17 @@ def test_operands_are_loaded_by_part(kind, part):
         "q": lambda: array[0, 0, q, 0],
         "kv": lambda: array[0, 0, 0, k],
         "relative": lambda: array[0, 0, 0, q - k + 899],
-        "tile": lambda: array[0, 0, q, k],
+        "scores": lambda: array[0, 0, q, k],
     }[kind]()
     np.testing.assert_array_equal(found[real], np.broadcast_to(expected, shape)[real])
 
 
 # Where the part's queries and keys are all real, so that its gradients all count.
-INSIDE = Place(0, 0, 256, 384, 256, 384, 0, WALK.kv_padded)
+INSIDE = Place(0, 0, 256, 384, 256, 384, 0, WALK.q_len, WALK.kv_padded)
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("kind", "part"), [x for x in BY_PART if x[0] != "tile"])
+@pytest.mark.parametrize(("kind", "part"), [x for x in BY_PART if x[0] != "scores"])
 def test_gradients_are_added_where_the_operand_was_read(kind, part):
     operand, array = Operand(kind, True), drawn(kind)[:1, :1]
     q = INSIDE.q_global + np.arange(part.q_start, part.q_stop)[None, :]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from smalti import masks
-from smalti.attention.tpu.plan import MOST_CLASSES, divisions, plan
+from smalti.attention.tpu.plan import MOST_KNOWN_CLASSES, divisions, plan
 from smalti.attention.tpu.tiles import Blocks, Walk
 from smalti.masks import BlockMask, build_block_mask
 from tests.attention.tpu.walks import check, ids, lists_of, visible_pairs, with_majors
@@ -146,7 +146,7 @@ def test_known_classes_are_few():
         assert (walk is not None) == few
         if walk is not None:
             bands = {tuple(part.band for part in c.parts) for c in walk.classes[0]}
-            assert 2 <= len(bands) <= MOST_CLASSES
+            assert 2 <= len(bands) <= MOST_KNOWN_CLASSES
         assert check_plan(last, visible, sizes=EVEN) is not None
 
 

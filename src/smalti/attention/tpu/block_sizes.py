@@ -91,7 +91,7 @@ def choose(
     streamed = 3 * max(heads.D, heads.Dv) >= 2 * width
     kinds = [x.kind for mod in (mask, score_mod) for x in mod.operands]
     floating = sum(x.floating for x in score_mod.operands) if score_mod.is_given else None
-    large = "tile" in kinds or (bias is not None and 1 not in bias[0])
+    large = "scores" in kinds or (bias is not None and 1 not in bias[0])
     most = MOST_MAJOR_WITH_BIAS if large else MOST_MAJOR
 
     def largest(length: int, block: int) -> int:
@@ -176,7 +176,7 @@ def operand_blocks(kinds, blocks: Blocks, q_len: int, kv_len: int) -> list[tuple
         "q": (1, blocks.major_q, 4),
         "kv": (1, blocks.major_kv, 4),
         "relative": (1, round_up(q_len, blocks.major_q) + round_up(kv_len, blocks.major_kv), 4),
-        "tile": (blocks.major_q, blocks.major_kv, 2),
+        "scores": (blocks.major_q, blocks.major_kv, 2),
     }
     return [lengths[kind] for kind in kinds if kind != "number"]
 

@@ -15,26 +15,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from smalti.attention.tpu import smem
 from smalti.attention.tpu.layout import Heads
 from smalti.attention.tpu.mods import KernelMod, Kind
 from smalti.attention.tpu.scores import Rules
 from smalti.attention.tpu.tiles import Walk
-from smalti.tpu.lanes import round_up
 from smalti.tpu.launch import launch
 
 Refs = Any  # a namespace of refs by name; an operand that is not there is None
 OPTIONAL = ("pairs", "sinks", "bias", "dq", "dk", "dv", "m", "l", "acc", "dq_acc")
 LISTS = ("mask", "score_mod", "dscore_mod")  # of operands, of which there may be none
 AXES = ("b", "hkv", "g", "i", "j")
-SMEM_BYTES = 2**20 - 2**16  # of 1 MiB on every chip, less some for the compiler's own
-NAMES_IN_SMEM = {
-    "fetch": "the blocks that pairs without tiles hold",
-    "pairs": "the pairs of blocks that have tiles",
-    "tiles": "two lists of tiles",
-    "mask": "the mask's numbers",
-    "score_mod": "the numbers of score_mod",
-    "sinks": "sinks",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +219,7 @@ class Grid:
         for operand, x in zip(mod.operands, arrays, strict=True):
             if operand.kind == "number":
                 blocks.append(self.scalars(name, x[:, :, 0, 0]))
-            elif operand.kind == "tile":
+            elif operand.kind == "scores":
                 blocks.append(self.like_bias(name, x))
             else:
                 blocks.append(self.like_operand(name, operand.kind, x))
@@ -283,7 +274,7 @@ class Grid:
             namespace = {**dict.fromkeys(OPTIONAL), **dict(named), **lists}
             kernel(SimpleNamespace(**namespace), rules=rules, grid=self)
 
-        check_smem(inputs)
+        smem.check(inputs)
         sizes = self.sizes
         arrays, outs = [x.array for x in inputs], [x.array for x in outputs]
         return launch(
@@ -314,28 +305,4 @@ class Grid:
             flops=int(scores * products * (heads.D + heads.Dv)),
             transcendentals=scores,
             bytes_accessed=sum(math.prod(x.shape) * x.dtype.itemsize for x in arrays),
-        )
-
-
-def check_smem(inputs: Sequence[Block]) -> None:
-    """Raises NotImplementedError where scalars do not fit; the lists of tiles are split by pairs of
-    major blocks, and only two of them are there at a time."""
-    found: dict[str, int] = {}
-    for x in inputs:
-        if x.spec is None:
-            size = x.array.size * 4
-        elif x.spec.memory_space == pltpu.SMEM:
-            rows, columns = x.array.shape[-2:]
-            copies = 1 if x.spec.block_shape is None else 2
-            size = copies * rows * round_up(columns) * 4
-        else:
-            continue
-        found[x.name] = found.get(x.name, 0) + size
-    total = sum(found.values())
-    if total > SMEM_BYTES:
-        parts = " + ".join(f"{size:,} for {NAMES_IN_SMEM[name]}" for name, size in found.items())
-        raise NotImplementedError(
-            f"implementation='pallas': the scalars of this call take {total:,} bytes of SMEM "
-            f"({parts}); kernels have {SMEM_BYTES:,}. Split batch or heads over several calls or "
-            "devices, or use implementation='blockwise'."
         )

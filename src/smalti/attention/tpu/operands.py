@@ -26,6 +26,7 @@ class Place:
     q_global: Any  # the same in the sequence
     kv_global: Any
     kv_major: Any  # the first key of the major block
+    q_len: int  # queries that exist
     kv_padded: int  # keys in all
 
     def queries(self, part: Part):
@@ -63,7 +64,7 @@ def place_of(t, tiles_ref, at, grid) -> Place:
     kv = pl.multiple_of((tile & 0xFFFF) * LANES, LANES)
     kv_major = at.j * blocks.major_kv
     starts = at.i * blocks.major_q + q, kv_major + kv
-    return Place(at.b, grid.q_head(at), q, kv, *starts, kv_major, walk.kv_padded)
+    return Place(at.b, grid.q_head(at), q, kv, *starts, kv_major, walk.q_len, walk.kv_padded)
 
 
 def load(operand: Operand, ref, part: Part, place: Place):
@@ -166,7 +167,7 @@ def padded(mod: KernelMod, arrays, walk: Walk) -> tuple:
             x = _pad(x, 3, 0, walk.kv_padded)
         elif operand.kind == "relative":
             x = _pad(x, 3, walk.kv_padded - (walk.kv_len - 1), walk.kv_padded + walk.q_padded)
-        elif operand.kind == "tile":
+        elif operand.kind == "scores":
             x = _pad(_pad(x, 2, 0, walk.q_padded), 3, 0, walk.kv_padded)
         found.append(x)
     return tuple(found)

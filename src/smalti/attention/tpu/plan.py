@@ -17,8 +17,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from smalti.attention.block_sizes import BlockSizes
+from smalti.attention.tpu.block_sizes import Direction, choose, of_block_mask
 from smalti.attention.tpu.known import Cells, Planner, find_cells, plan_known
-from smalti.attention.tpu.mods import find_band
+from smalti.attention.tpu.mods import NO_MOD, KernelMod, Sizes, find_band, split, traced_mask
 from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known
 from smalti.eagerly import eagerly
 from smalti.masks import BlockMask, Mask
@@ -26,9 +28,8 @@ from smalti.masks.mask_mod import And, TileStates
 from smalti.masks.tiles import TileGrid, reduce_tiles
 from smalti.tpu.lanes import LANES
 
-Sizes = tuple[int, int, int, int]  # B, Hq, Sq, Sk
 Parts = tuple[Part, ...]
-MOST_CLASSES = 3  # of the known part; each is code of its own, up to three times
+MOST_KNOWN_CLASSES = 3  # beside a rest; each is code of its own, up to three times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,20 +45,67 @@ def divisions(mask: Mask | BlockMask, sizes: Sizes) -> Iterator[Divided]:
     whole = mask.mask if isinstance(mask, BlockMask) else mask
     leaves = list(_conjuncts(whole))
     known = [x for x in leaves if is_known(x) and not any(x.varies())]
-    bands = [x for x in known if find_band(x, sizes) is not None]
-    tried = []
-    for chosen in (known, bands):
-        if (
-            chosen
-            and chosen not in tried
-            and not (isinstance(mask, BlockMask) and chosen != leaves)
-        ):
-            cells = find_cells(functools.reduce(operator.and_, chosen), sizes)
-            rest = [x for x in leaves if x not in chosen]
-            if cells is not None:
-                yield Divided(cells, functools.reduce(operator.and_, rest) if rest else None)
-        tried.append(chosen)
+    tried = None
+    for chosen in (lambda: known, lambda: [x for x in known if find_band(x, sizes) is not None]):
+        some = chosen()
+        if some == tried:
+            break
+        tried, rest = some, [x for x in leaves if x not in some]
+        if not some or (rest and isinstance(mask, BlockMask)):  # its tiles are those of the whole
+            continue
+        cells = find_cells(functools.reduce(operator.and_, some), sizes)
+        if cells is not None:
+            yield Divided(cells, functools.reduce(operator.and_, rest) if rest else None)
     yield Divided(None, mask)
+
+
+def plans_of(
+    mask: Mask | BlockMask,
+    sizes: Sizes,
+    *,
+    block_sizes: BlockSizes | None,
+    score_mod: KernelMod,
+    bias: tuple[tuple[int, int], int] | None,
+    **options: Any,
+) -> tuple[KernelMod, tuple, tuple[Walk, Walk]]:
+    """What a kernel evaluates of a mask bound to a call, its operands, and the walks of the forward
+    and the backward. block_sizes, score_mod, bias, options: of `block_sizes.choose`."""
+    _, _, q_len, kv_len = sizes
+    may_hide = bias is not None or score_mod.is_given
+    own = of_block_mask(mask.grid) if isinstance(mask, BlockMask) else None
+    whole = mask.mask if isinstance(mask, BlockMask) else mask
+    band = find_band(whole, sizes)
+
+    def walk_of(direction: Direction, divided: Divided, evaluated: KernelMod) -> Walk | None:
+        blocks = choose(
+            direction,
+            q_len=q_len,
+            kv_len=kv_len,
+            block_sizes=own if isinstance(divided.rest, BlockMask) else block_sizes,
+            band=band,
+            cells=divided.known if divided.rest is None and not may_hide else None,
+            mask=evaluated,
+            score_mod=score_mod,
+            bias=bias,
+            **options,
+        )
+        whole_scores = any(operand.kind == "scores" for operand in evaluated.operands)
+        return plan(divided, sizes, blocks, may_hide=may_hide, may_evaluate=not whole_scores)
+
+    for divided in divisions(mask if own else whole, sizes):
+        rest = divided.rest.mask if isinstance(divided.rest, BlockMask) else divided.rest
+        if rest is None and not may_hide:  # what of a known mask is no band
+            rest = whole
+        evaluated, operands = NO_MOD, ()
+        if rest is not None:
+            evaluated, operands = split(traced_mask(rest), sizes, "mask")
+        forward = walk_of("forward", divided, evaluated)
+        backward = walk_of("backward", divided, evaluated)
+        if forward is not None and backward is not None:
+            if not any(part.masked for walk in (forward, backward) for part in walk.parts):
+                evaluated, operands = NO_MOD, ()
+            return evaluated, operands, (forward, backward)
+    raise AssertionError("the last division can be followed")
 
 
 def plan(
@@ -167,7 +215,7 @@ def _known_classes(
         rows, columns = slice(i * height, (i + 1) * height), slice(j * width, (j + 1) * width)
         parts = planner.parts(rows, columns)
         number[i, j] = every.setdefault(parts, len(every)) if parts else -1
-        if len(every) > MOST_CLASSES or any(part.masked for part in parts):
+        if len(every) > MOST_KNOWN_CLASSES or any(part.masked for part in parts):
             return None
     return list(every), np.where(number < 0, len(every), number), planner.empty_rows()
 

@@ -40,7 +40,6 @@ class Rules:
     softcap: float | None
     mask: KernelMod
     score_mod: KernelMod
-    q_len: int  # queries that exist
     precision: Any  # of products
 
     def product(self, a, b, contract_a: int, contract_b: int):
@@ -203,7 +202,7 @@ def _hide_by_mask(scores, part: Part, place: Place, rules: Rules, refs):
         indices = place.q_indices(part), place.kv_indices(part)
         visible = rules.mask(loaded, place.b, place.h, *indices)
     if part.guarded:  # what these see may be NaN where nobody else sees it
-        visible = _and(visible, place.q_indices(part) < rules.q_len)
+        visible = _and(visible, place.q_indices(part) < place.q_len)
     if rules.score_mod.is_given or refs.bias is not None:
         visible = _and(visible, scores != -jnp.inf)
     if refs.bias is not None:

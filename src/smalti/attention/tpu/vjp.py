@@ -11,12 +11,12 @@ import jax.numpy as jnp
 
 from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.tpu import block_sizes as choice_of_blocks
-from smalti.attention.tpu import mods, operands, tiles
+from smalti.attention.tpu import mods, operands, smem, tiles
 from smalti.attention.tpu.backward import backward
 from smalti.attention.tpu.bias_gradient import bias_gradient
 from smalti.attention.tpu.forward import forward
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.plan import Divided, divisions, plan
+from smalti.attention.tpu.plan import plans_of
 from smalti.attention.tpu.scores import LN_2, Rules
 from smalti.backend import kernel_precision, target_chip
 from smalti.first_order import first_order
@@ -45,13 +45,13 @@ def refusal(call) -> str | None:
             )
     mask = call.mask.mask if isinstance(call.mask, BlockMask) else call.mask
     sizes = (*call.q.shape[:3], call.k.shape[2])
+    given = {"mask": mods.traced_mask(mask)}
+    given |= {} if call.score_mod is None else {"score_mod": call.score_mod}
     try:
-        mods.split(mods.traced_mask(mask), sizes, "mask")
-        if call.score_mod is not None:
-            mods.split(call.score_mod, sizes, "score_mod")
+        taken = {name: smem.bytes_of_numbers(mod, sizes, name) for name, mod in given.items()}
     except NotImplementedError as error:
         return str(error)
-    return None
+    return smem.refusal(taken)
 
 
 def pallas(
@@ -77,50 +77,22 @@ def pallas(
     score, score_operands = mods.NO_MOD, ()
     if score_mod is not None:
         score, score_operands = mods.split(score_mod, sizes, "score_mod")
-    may_hide = bias is not None or score.is_given
-    elementwise = mask.mask if isinstance(mask, BlockMask) else mask
-    band = mods.find_band(elementwise, sizes)
-
-    def walk_of(direction: choice_of_blocks.Direction, divided: Divided, evaluated: mods.KernelMod):
-        blocks = choice_of_blocks.choose(
-            direction,
-            q_len=q_len,
-            kv_len=kv_len,
-            heads=heads,
-            itemsize=q.dtype.itemsize,
-            chip=target_chip(),
-            block_sizes=own if isinstance(divided.rest, BlockMask) else block_sizes,
-            band=band,
-            cells=divided.known if divided.rest is None and not may_hide else None,
-            mask=evaluated,
-            score_mod=score,
-            bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
-        )
-        whole_scores = any(operand.kind == "tile" for operand in evaluated.operands)
-        return plan(divided, sizes, blocks, may_hide=may_hide, may_evaluate=not whole_scores)
-
-    own = choice_of_blocks.of_block_mask(mask.grid) if isinstance(mask, BlockMask) else None
-    mask_mod, mask_operands, walks = mods.NO_MOD, (), []
-    for divided in divisions(mask if own else elementwise, sizes):
-        rest = divided.rest.mask if isinstance(divided.rest, BlockMask) else divided.rest
-        if rest is None and not may_hide:  # what of a known mask is no band
-            rest = elementwise
-        mask_mod, mask_operands = mods.NO_MOD, ()
-        if rest is not None:
-            mask_mod, mask_operands = mods.split(mods.traced_mask(rest), sizes, "mask")
-        found = [walk_of(which, divided, mask_mod) for which in ("forward", "backward")]
-        walks = [walk for walk in found if walk is not None]
-        if len(walks) == 2:
-            break
-    if not any(part.masked for walk in walks for part in walk.parts):
-        mask_mod, mask_operands = mods.NO_MOD, ()
+    mask_mod, mask_operands, walks = plans_of(
+        mask,
+        sizes,
+        heads=heads,
+        itemsize=q.dtype.itemsize,
+        chip=target_chip(),
+        block_sizes=block_sizes,
+        score_mod=score,
+        bias=None if bias is None else (bias.shape[2:], bias.dtype.itemsize),
+    )
     static = Static(
         rules=Rules(
             scale=scale,
             softcap=softcap,
             mask=mask_mod,
             score_mod=score,
-            q_len=q_len,
             precision=kernel_precision(q.dtype),
         ),
         heads=heads,
@@ -129,7 +101,7 @@ def pallas(
     )
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
-    arrays = (q, k, v, bias, sinks, mask_operands, score_operands, tuple(walks))
+    arrays = (q, k, v, bias, sinks, mask_operands, score_operands, walks)
     out, lse = cast(Any, _attend)(static, *vary_over(arrays, varying_axes(arrays)))
     return out, lse
 
@@ -170,8 +142,8 @@ def _forward(static: Static, q, k, v, bias, sinks, mask, score_mod, walks):
         vmem_limit=static.vmem_limit,
         interpret=static.interpret,
     )
-    out = _by_head(out, heads.Hq, heads)[:, :, : static.rules.q_len]
-    lse_base2 = lse[:, :, 0, : static.rules.q_len]
+    out = _by_head(out, heads.Hq, heads)[:, :, : walk.q_len]
+    lse_base2 = lse[:, :, 0, : walk.q_len]
     residuals = q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2
     lse = lse_base2 * LN_2
     if sinks is not None and walk.empty_rows:  # a row that sees no key still has its sink
