@@ -54,15 +54,11 @@ def bench(
     from smalti.cli import output
     from smalti.cli.bench_cases import Asked, tasks
     from smalti.cli.bench_record import record_of
-    from smalti.cli.bench_run import run
+    from smalti.cli.bench_run import prepare, run
     from smalti.cli.progress import Progress
     from smalti.cli.search import default_jobs
     from smalti.cli.tune_run import versions_now
-    from smalti.estimate.compile.cache import cache_folder
-    from smalti.estimate.tune import Journal
 
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"--jobs {jobs}: at least 1")
     asked = Asked(
         chips=_words(chips),
         dims=_numbers("--dims", dims),
@@ -72,19 +68,9 @@ def bench(
         variants=variants,
         full_grid=full_grid,
     )
-    path = journal or cache_folder() / "bench.journal"
-    for file, ours in ((json, _FOLDER), (chart, _FOLDER), (path, cache_folder())):
-        if file.parent == ours:
-            ours.mkdir(parents=True, exist_ok=True)
-    output.check(json, chart)
-    from smalti.cli.bench_show import draw, show  # needs matplotlib, which `check` has looked for
+    known = prepare(json, chart, journal, jobs)
+    from smalti.cli.bench_show import draw, show  # needs matplotlib, which `prepare` has looked for
 
-    try:
-        known = Journal(path)
-    except OSError as error:
-        raise ValueError(
-            f"--journal {path} cannot be written: {error.strerror or error}"
-        ) from error
     tasks(asked)  # says what is not installed before the work
     with Progress("programs") as progress:
         found = run(

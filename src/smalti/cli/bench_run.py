@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import smalti
+from smalti.cli import output
 from smalti.cli.bench_cases import OURS, Asked, Task, tasks
 from smalti.cli.tune_run import versions_now
+from smalti.estimate.compile.cache import cache_folder
 from smalti.estimate.tune import Found, Journal, Trial, measure, search
 
 # What of smalti a peer's result depends on; ours depends on all but what only prints or searches.
@@ -30,6 +32,26 @@ class Bench:
         task = tasks(self.asked)[place]
         # A fresh one: what a variant has built it keeps, and there are a thousand of them.
         return measure(replace(task.variant), task.shape.chip)
+
+
+FOLDER = Path("bench-results")
+
+
+def prepare(json: Path, chart: Path | None, journal: Path | None, jobs: int | None) -> Journal:
+    """Checks that a comparison's files can be written, and opens its journal, before any work."""
+    if jobs is not None and jobs < 1:
+        raise ValueError(f"--jobs {jobs}: at least 1")
+    path = journal or cache_folder() / "bench.journal"
+    for file, ours in ((json, FOLDER), (chart, FOLDER), (path, cache_folder())):
+        if file is not None and file.parent == ours:
+            ours.mkdir(parents=True, exist_ok=True)
+    output.check(json, chart)
+    try:
+        return Journal(path)
+    except OSError as error:
+        raise ValueError(
+            f"--journal {path} cannot be written: {error.strerror or error}"
+        ) from error
 
 
 def run(

@@ -36,28 +36,16 @@ def sparse(
     bfloat16, 8 heads of 128, for TPUs by estimate. Stopped and started again, it goes on.
     """
     from smalti.cli import output
+    from smalti.cli.bench_run import prepare
     from smalti.cli.progress import Progress
     from smalti.cli.search import default_jobs
     from smalti.cli.sparse_cases import Asked, tasks
     from smalti.cli.sparse_record import record_of, show
     from smalti.cli.tune_run import versions_now
-    from smalti.estimate.compile.cache import cache_folder
-    from smalti.estimate.tune import Journal, search
+    from smalti.estimate.tune import search
 
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"--jobs {jobs}: at least 1")
     asked = Asked(chips=tuple(dict.fromkeys(word.strip() for word in chips.split(","))), xla=xla)
-    path = journal or cache_folder() / "bench.journal"
-    for file, ours in ((json, _FOLDER), (path, cache_folder())):
-        if file.parent == ours:
-            ours.mkdir(parents=True, exist_ok=True)
-    output.check(json, None)
-    try:
-        known = Journal(path)
-    except OSError as error:
-        raise ValueError(
-            f"--journal {path} cannot be written: {error.strerror or error}"
-        ) from error
+    known = prepare(json, None, journal, jobs)
     listed = tasks(asked)
     with Progress("programs") as progress:
         found = search(

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from smalti.cli.bench_cases import FLAGS, OURS
-from smalti.cli.sparse_cases import DENSE, MASKS, Asked, tasks
+from smalti.cli.sparse_cases import DENSE, MASKS, Asked, Row, tasks
 from smalti.estimate.tune import Trial
 
 PEERS = ("splash", "xla")
@@ -22,28 +22,16 @@ def record_of(
     asked: Asked, trials: Mapping[int, Trial], versions: Mapping[str, str]
 ) -> dict[str, Any]:
     """trials: by the number of the task, of those that are known."""
-    best: dict[tuple[Any, str], Trial] = {}
-    reasons: dict[tuple[Any, str], str] = {}
+    best: dict[tuple[Row, str], Trial] = {}
+    reasons: dict[tuple[Row, str], str] = {}
     for place, task in enumerate(tasks(asked)):
         key, trial = (task.row, task.variant.peer), trials.get(place)
-        if trial is None or trial.reason is not None:
+        if trial is None or trial.time_ns is None:
             reasons.setdefault(key, "not compiled yet" if trial is None else str(trial.reason))
-        elif key not in best or (trial.time_ns or 0) < (best[key].time_ns or 0):
+        elif key not in best or trial.time_ns < cast(float, best[key].time_ns):
             best[key] = trial
-    time_ns = {(row, peer): trial.time_ns for (row, peer), trial in best.items()}
-    found = []
-    for chip in asked.chips:
-        for length, mask in MASKS:
-
-            def of(peer: str, text: str, which: str, chip=chip, length=length):
-                return next(
-                    (t for (row, name), t in time_ns.items()
-                     if (row.chip, row.length, row.mask, row.which, name)
-                     == (chip, length, text, which, peer)),
-                    None,
-                )  # fmt: skip
-
-            found.append(_row(chip, length, mask, of))
+    time_ns = {key: cast(float, trial.time_ns) for key, trial in best.items()}
+    found = [_row(chip, *mask, time_ns) for chip in asked.chips for mask in MASKS]
     return {
         "schema": 1,
         "kind": "sparse",
@@ -68,8 +56,14 @@ def record_of(
     }
 
 
-def _row(chip: str, length: int, mask: str, of) -> dict[str, Any]:
+def _row(
+    chip: str, length: int, mask: str, time_ns: Mapping[tuple[Row, str], float]
+) -> dict[str, Any]:
     """Times of the whole jitted calls; of the backward what both passes take over the forward."""
+
+    def of(peer: str, mask: str, which: str) -> float | None:
+        return time_ns.get((Row(chip, length, mask, which), peer))
+
     times: dict[str, Times] = {}
     for peer in (OURS, *PEERS, "tokamax"):
         forward, both = of(peer, mask, "forward"), of(peer, mask, "both")

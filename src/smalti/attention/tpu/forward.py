@@ -141,7 +141,7 @@ def forward(
       q, k, v: ``[B, H, S, D]`` or as ``heads`` says, of whole major blocks.
       sinks: float32 ``[Hq]`` or None. bias: ``[1 or B, 1 or Hq, 1 or Sq, 1 or Sk]``, padded as q
         and k are, or None.
-      mods: operands of the mask and of ``score_mod`` (`operands.padded`). walk: `tiles.plan`.
+      mods: operands of the mask and of ``score_mod`` (`operands.padded`). walk: `plan.plan`.
 
     Returns:
       ``out`` like q with Dv, ``lse [B, Hq, 1, Sq]`` float32 in base 2; −inf where no key is seen,

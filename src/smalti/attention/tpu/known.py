@@ -137,6 +137,11 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
 
 
 class Planner:
+    """Finds the tiles of a known mask, and the class of each. A tile without a hidden pair is one
+    part. Else each strip of queries is a part of its own: a band of the keys that it sees, or such
+    a band beside first keys that all see, or, if it is neither, a rectangle in which the mask is
+    evaluated. Where something else hides keys, too, none is taken for seen by somebody."""
+
     def __init__(self, cells: Cells, blocks: Blocks, *, alone: bool = True):
         """alone: whether the mask is all that hides keys, and a kernel reads nothing of it."""
         self.cells, self.blocks = cells, blocks

@@ -2,9 +2,9 @@
 
 A tile is ``block_kv`` keys by ``block_q`` queries of one head. Kernels hold a major block of
 queries and one of keys in VMEM and walk a flat list of the live tiles in them. Tiles of one class
-are computed alike: the same rectangles, with the mask looked at in the same places. A mask that is
-a fixed band along the diagonal has few classes, all known when the kernel is traced; any other mask
-has two, whole and cut, and its list may be traced.
+are computed alike: the same rectangles, with the mask looked at in the same places. Known masks
+have classes and tiles of their own (`known`); where part of a mask is traced, so are the lists,
+over tiles on a grid (`plan`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Band = tuple[int | None, int | None]
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A rectangle of a tile: keys ``[kv_start, kv_stop)`` by queries ``[q_start, q_stop)``, all
-    multiples of 128.
+    multiples of 128; of few keys, of 16.
 
     ``band``: of the keys seen, ``low ≤ key − query ≤ high``, counted in the tile; None, none is
     hidden. ``lead``: the first keys of the part that all see beside the band. ``seen``: keys that
