@@ -74,3 +74,26 @@ def test_what_is_refused(arguments, error, text):
 def test_block_sizes_are_checked(size):
     with pytest.raises(ValueError, match=r"BlockSizes.block_q: got .* at least 1"):
         smalti.BlockSizes(size, 8)
+
+
+@pytest.mark.parametrize(
+    ("score_mod", "why"),
+    [
+        (lambda s, b, h, i, j: jax.lax.cond(i >= j, lambda x: x, lambda x: -x, s), "uses 'cond'"),
+        (lambda s, b, h, i, j: s + jnp.ones((8, 8))[i, j], "bias="),
+        (lambda s, b, h, i, j: s * jnp.ones((2048, 512))[b, h], "4,194,304 bytes of SMEM"),
+    ],
+    ids=["conditional", "array", "SMEM"],
+)
+def test_what_kernels_cannot_do_runs_elsewhere_on_a_tpu(score_mod, why):
+    shape = jax.ShapeDtypeStruct((2048, 8, 512, 16), jnp.float32)
+    device = jax.sharding.AbstractDevice(device_kind="TPU v6 lite", num_cores=1, platform="tpu")
+    mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        choice = smalti.explain_choice(shape, shape, shape, score_mod=score_mod)
+        assert choice.implementation == "blockwise"
+        assert why in choice.reason
+        with pytest.raises(NotImplementedError, match=why.partition("=")[0]):
+            smalti.explain_choice(
+                *(shape, shape, shape), score_mod=score_mod, implementation="pallas"
+            )
