@@ -1,20 +1,34 @@
-"""Two runs side by side: `python -m nanogpt_jax.compare runs/shakespeare runs/shakespeare-2`.
+"""Runs side by side, and masks.
 
-Prints the largest difference of their losses and where it is, and draws both curves. Two ways to
-compute the same attention differ by rounding only: the difference starts there and grows slowly, as
-training amplifies it.
+    python -m nanogpt_jax.compare runs/shakespeare runs/shakespeare-2
+    python -m nanogpt_jax.compare --config configs/masks.yaml
+
+Of two runs it prints the largest difference of their losses and where it is, and draws both curves.
+Two ways to compute the same attention differ by rounding only: the difference starts there and
+grows slowly, as training amplifies it.
+
+Of a config it trains the model under several masks, with several seeds, times their training steps
+side by side and estimates them for a TPU; stopped and started again, it goes on. Exit codes are
+those of nanogpt_jax.train.
 """
 
 import argparse
+import contextlib
+import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from nanogpt_jax.cli import command
-from nanogpt_jax.config import UserError
+from nanogpt_jax.config import UserError, add_config_arguments, load_config
 from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.metrics import read_records
+from smalti.chips import TENSOR_CORES
+
+if TYPE_CHECKING:
+    from nanogpt_jax.compare_masks import Arm
 
 LOSSES = {"train_loss": "training", "val_loss": "validation"}
 
@@ -85,33 +99,129 @@ def plot(runs: dict[str, dict], png: Path) -> None:
     plt.close(figure)
 
 
-@command
-def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="nanogpt_jax.compare", description="Compare two runs.")
+def compare_runs(args: argparse.Namespace) -> int:
+    losses = [read_losses(run) for run in args.runs]
+    found = list(differences(*losses))
+    if not found:
+        raise UserError(f"{args.runs[0]} and {args.runs[1]} have no step in common")
+    for d in found:
+        print(
+            f"{LOSSES[d.loss]} loss up to step {d.up_to_step}: largest difference "
+            f"{d.largest:.2e}, at step {d.step} ({d.a:.6f}, {d.b:.6f})"
+        )
+    if args.out:
+        with writing_to("--out", args.out):
+            plot(dict(zip(map(str, args.runs), losses, strict=True)), args.out)
+    return 0
+
+
+def compare_masks(args: argparse.Namespace) -> int:
+    # What trains is imported here: two runs are compared without it.
+    from nanogpt_jax import compare_masks as masks
+
+    config = load_config(args.config, args.override)
+    arms = [_arm(word) for word in args.masks] or masks.default_arms(config.training.seq_len)
+    runs = masks.plan_runs(config, arms, _seeds(args.seeds))
+    if args.rounds < 1:
+        raise UserError(f"--rounds: got {args.rounds}; it must be at least 1")
+    if args.chip not in (*TENSOR_CORES, "none"):
+        raise UserError(f"--chip: got {args.chip!r}; it is one of {', '.join(TENSOR_CORES)}, none")
+    if code := masks.train_all(runs, _say):
+        if code in (130, 143):
+            print("the same command goes on from there", file=sys.stderr)
+        return code
+    chip = None if args.chip == "none" else args.chip
+    record = masks.compare(config, arms, runs, args.rounds, chip, _say)
+    folder = Path(config.run.dir) / config.run.name
+    json_path, png = args.json or folder / "comparison.json", args.out or folder / "comparison.png"
+    with writing_to("--json", json_path):
+        json_path.parent.mkdir(parents=True, exist_ok=True)
+        json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    with writing_to("--out", png):
+        masks.plot(record, png)
+    print("\n".join([*masks.table(record), f"written: {json_path}, {png}"]))
+    return 0
+
+
+@contextlib.contextmanager
+def writing_to(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option}: cannot write {path}: {error}") from None
+
+
+def _arm(text: str) -> "Arm":
+    """ "window=sliding_window(256)"; raises UserError."""
+    from nanogpt_jax.compare_masks import Arm
+
+    name, equals, mask = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+        raise UserError(
+            f"--masks: got {text!r}; write a name of letters and digits, '=' and a mask, as in "
+            "'window=sliding_window(256)'"
+        )
+    return Arm(name, mask)
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(word) for word in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds: got {text!r}; write whole numbers, as in 0,1,2") from None
+
+
+def _say(words: str) -> None:
+    print(f"({words})", file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nanogpt_jax.compare",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
-        "runs", nargs=2, type=path_argument, metavar="RUN", help="a folder, runs/<name>"
+        "runs", nargs="*", type=path_argument, metavar="RUN", help="a folder, runs/<name>: two"
     )
     parser.add_argument("--out", type=path_argument, help="draw the curves into this PNG")
+    masks = parser.add_argument_group("masks")
+    add_config_arguments(masks, required=False)
+    masks.add_argument(
+        "--masks",
+        nargs="+",
+        default=[],
+        metavar="NAME=MASK",
+        help="the first is what the others are held against; default: dense, window, streaming and "
+        "documents",
+    )
+    masks.add_argument("--seeds", default="0,1,2", metavar="N,…", help="default: 0,1,2")
+    masks.add_argument("--rounds", type=int, default=20, metavar="N", help="timed steps of each")
+    masks.add_argument("--chip", default="v6e", help="to estimate for, or none; default: v6e")
+    masks.add_argument(
+        "--json",
+        type=path_argument,
+        metavar="FILE",
+        help="default: comparison.json of the config's run",
+    )
+    return parser
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    parser = _parser()
     args = parser.parse_args(argv)
+    of_masks = args.config or args.override or args.masks or args.json
+    if bool(of_masks) == bool(args.runs) or len(args.runs) != (0 if args.config else 2):
+        parser.error("give two folders of runs, or --config and no folder")
     try:
-        losses = [read_losses(run) for run in args.runs]
-        found = list(differences(*losses))
-        if not found:
-            raise UserError(f"{args.runs[0]} and {args.runs[1]} have no step in common")
-        for d in found:
-            print(
-                f"{LOSSES[d.loss]} loss up to step {d.up_to_step}: largest difference "
-                f"{d.largest:.2e}, at step {d.step} ({d.a:.6f}, {d.b:.6f})"
-            )
-        if args.out:
-            try:
-                plot(dict(zip(map(str, args.runs), losses, strict=True)), args.out)
-            except (OSError, ValueError) as error:
-                raise UserError(f"--out: cannot write {args.out}: {error}") from None
+        return compare_runs(args) if args.runs else compare_masks(args)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

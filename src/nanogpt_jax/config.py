@@ -265,8 +265,8 @@ def parse_config(values: dict[str, Any], source: str) -> Config:
         raise UserError(f"{source}: " + "; ".join(map(_explain, error.errors()))) from None
 
 
-def add_config_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", required=True, metavar="FILE", help="a file of configs/")
+def add_config_arguments(parser: argparse._ActionsContainer, required: bool = True) -> None:
+    parser.add_argument("--config", required=required, metavar="FILE", help="a file of configs/")
     parser.add_argument(
         "--override",
         action="extend",

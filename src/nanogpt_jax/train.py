@@ -190,6 +190,15 @@ def make_train_step_of(setup: Setup, optimizer) -> Callable:
     return make_train_step(setup.forward, optimizer, setup.mesh, setup.choice.check_vma)
 
 
+def load_batch(setup: Setup, index: int) -> tuple[jax.Array, ...]:
+    """Inputs and targets [parts, rows, S] of the step after `index` others, on the devices."""
+    parts = setup.config.training.grad_accumulation
+    return tuple(
+        sharding.shard_rows(x.reshape(parts, -1, x.shape[-1]), setup.mesh, axis=1)
+        for x in setup.batches.batch(index)
+    )
+
+
 def _resume(setup: Setup, checkpoints: Checkpoints, state: State) -> tuple[State, float, list[str]]:
     """The newest state, the seconds of training behind it, and remarks."""
     checkpoints.clean()
@@ -231,13 +240,13 @@ class Loop:
         self.sinks = []
         if jax.process_index() == 0:
             self.sinks = open_sinks(self.config, self.folder, int(state.step))
-        batch, val_loss = self.load_batch(int(state.step)), None
+        batch, val_loss = load_batch(self.setup, int(state.step)), None
         try:
             for step in range(int(state.step) + 1, total + 1):
                 start = time.perf_counter()
                 state, measures = self.train_step(state, *batch)
                 if step < total:
-                    batch = self.load_batch(step)  # while the devices work
+                    batch = load_batch(self.setup, step)  # while the devices work
                 measures = {name: float(value) for name, value in measures.items()}
                 seconds = time.perf_counter() - start
                 self.seconds += seconds
@@ -310,14 +319,6 @@ class Loop:
                     sink.log({**record, "val_loss": val_loss})
                     sink.close()
         return self.finish(state, val_loss, display)
-
-    def load_batch(self, index: int) -> tuple[jax.Array, ...]:
-        """Inputs and targets [parts, rows, S] of the step after `index` others."""
-        parts = self.config.training.grad_accumulation
-        return tuple(
-            sharding.shard_rows(x.reshape(parts, -1, x.shape[-1]), self.setup.mesh, axis=1)
-            for x in self.setup.batches.batch(index)
-        )
 
     def check_finite(self, step: int, values: Mapping[str, float]) -> None:
         """Losses by name, and the norms of what would spoil the next one."""
@@ -398,15 +399,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> int:
-    args = _parser().parse_args(argv)
+def run_safely(config: Config, resume: bool) -> int:
+    """`train`, with a line on stderr and an exit code for whatever stops it."""
     try:
-        config = load_config(args.config, args.override)
-        if args.print_config:
-            print(config.to_yaml(), end="")
-            return 0
-        return train(config, args.resume)
+        return train(config, resume)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -431,6 +427,20 @@ def main(argv: list[str] | None = None) -> int:
             "or from the start where there is none"
         )
         return 130
+
+
+@command
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    try:
+        config = load_config(args.config, args.override)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if args.print_config:
+        print(config.to_yaml(), end="")
+        return 0
+    return run_safely(config, args.resume)
 
 
 if __name__ == "__main__":
