@@ -1,6 +1,7 @@
-"""The lanes of a vector register."""
+"""The shape of a vector register: of 32-bit elements."""
 
 LANES = 128
+SUBLANES = 8
 
 
 def round_up(n: int, multiple: int = LANES) -> int:

@@ -130,7 +130,8 @@ def test_blocks_of_known_masks_fit_with_the_tiles_that_are_written_out(direction
             for launch in block_sizes._launches(direction, length <= blocks.major_kv, False):
                 need = vmem_bytes(
                     launch, blocks, heads, 2, chip=chip, written_out=written, loops=loops,
-                    alone=walk.alone,
+                    one_tile_per_query=walk.one_tile_per_query,
+                    first_keys=walk.first_keys,
                 )  # fmt: skip
                 assert need <= block_sizes.vmem_limit(chip), (launch, blocks, heads)
 

@@ -187,7 +187,7 @@ def test_queries_that_meet_all_of_their_keys_at_once(mask, q_len, kv_len, blocks
     cells, visible = cells_known(mask, q_len, kv_len)
     walk = plan_known(cells, blocks)
     assert walk is not None
-    assert walk.alone is alone
+    assert walk.one_tile_per_query is alone
     check_known(walk, visible)
     if alone:  # also queries that see nothing: nobody else writes their results
         assert (visits(walk, 1, 1).in_strips[..., :q_len] == 1).all()
@@ -199,7 +199,7 @@ def test_first_keys_are_computed_beside_a_window():
     cells, visible = cells_known(masks.streaming(sinks=4, window=512), 4096, 4096)
     walk = plan_known(cells, blocks)
     assert walk is not None
-    assert walk.alone
+    assert walk.one_tile_per_query
     check_known(walk, visible)
     tiles = [places for classes in lists_of(walk) for _, places in classes]
     assert sum(map(len, tiles)) == 8, "one for each 512 queries"
@@ -212,7 +212,7 @@ def test_first_keys_are_computed_beside_a_window():
     # A register of keys is not cut up: they are tiles of their own, and need sums.
     in_lanes = plan_known(cells, dataclasses.replace(blocks, keys_in_lanes=True))
     assert in_lanes is not None
-    assert not in_lanes.alone
+    assert not in_lanes.one_tile_per_query
     assert not any(part.place for part in in_lanes.parts)
     check_known(in_lanes, visible)
 
@@ -274,6 +274,6 @@ def test_documents():
 def test_queries_that_see_nothing_are_known(name):
     visible = call_of(name).visible[0, 0]
     planner = Planner(cells_of(visible), with_majors(1024, 1152))
-    assert planner.empty_rows() == (not visible.any(-1).all())
+    assert planner.cells.empty_rows == (not visible.any(-1).all())
     np.testing.assert_array_equal(planner.seen[: visible.shape[1]], visible.any(0))
     assert not planner.seen[visible.shape[1] :].any()

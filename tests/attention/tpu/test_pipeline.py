@@ -52,7 +52,8 @@ def walk_of(tiles, *lists, streamed=False, alone=False):
     blocks = Blocks(128, 128, 128, 128, 128, streamed=streamed)
     return Walk(
         lists=tiles, **NOTHING_HELD, classes=lists, blocks=blocks, q_len=128, kv_len=128,
-        entries=(1, 1), empty_rows=False, empty_in_bands=False, alone=alone,
+        entries=(1, 1), empty_rows=False, empty_in_bands=False,
+        one_tile_per_query=alone,
     )  # fmt: skip
 
 

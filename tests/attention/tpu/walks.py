@@ -240,7 +240,7 @@ def check(
     assert walk.empty_rows or not empty.any()
     assert walk.empty_in_bands or not (empty & found.unasked[..., :q_len]).any()
     check_pairs(walk, batch, heads)
-    if walk.alone:
+    if walk.one_tile_per_query:
         assert walk.num_kv == 1
         assert (found.in_strips[..., :q_len] == 1).all()
     if exact:

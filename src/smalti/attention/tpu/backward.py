@@ -20,8 +20,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from smalti.attention.tpu import pipeline
 from smalti.attention.tpu.grid import Block, Grid, Refs
+from smalti.attention.tpu.launches import MAKES, MAKES_OF_MOD, SUMMED_OVER, Launch
 from smalti.attention.tpu.layout import Heads, put, take
-from smalti.attention.tpu.operands import Place, add_gradient, place_of
+from smalti.attention.tpu.operands import add_gradient
+from smalti.attention.tpu.place import Place, place_of
 from smalti.attention.tpu.scores import (
     Rules,
     hide,
@@ -30,17 +32,7 @@ from smalti.attention.tpu.scores import (
     zero_hidden,
 )
 from smalti.attention.tpu.tiles import Part, Walk, strips
-from smalti.attention.tpu.vmem import MAKES, Launch
 from smalti.tpu.lanes import LANES
-
-# The operands of ``score_mod`` whose gradients a launch makes: those whose steps are neighbours.
-MAKES_OF_MOD: dict[Launch, tuple[str, ...]] = {
-    "backward": ("number", "q", "kv", "relative"),
-    "backward_dq": ("number", "q", "relative"),
-    "backward_dk_dv": ("kv",),
-}
-# The axes whose steps add to one block of such a gradient, for each query head.
-SUMMED_OVER = {"number": ("i", "j"), "q": ("j",), "kv": ("i",), "relative": ("i", "j")}
 
 
 def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
@@ -53,6 +45,8 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     # dq, dk, dv: like q, k, v, or not made; their sums float32, [dims, tokens], with streamed tiles
     # transposed.
     # scores, dweights: [2, block_kv or more, block_q] float32
+    # tiles, pairs, bias, mask, score_mod: as in `forward.kernel`; dscore_mod: list, float32, like
+    # those operands of score_mod whose gradients are made here.
     heads, walk, blocks = grid.heads, grid.walk, grid.walk.blocks
     tokens = heads.token_axis
     assert q_ref.shape == heads.block(blocks.major_q, heads.D), q_ref.shape
@@ -64,7 +58,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     makes_dq, makes_dkv = refs.dq is not None, refs.dk is not None
     at = grid.ids(refs)
 
-    if makes_dq and not walk.alone:
+    if makes_dq and not walk.one_tile_per_query:
 
         @pl.when(grid.is_first(at, "j"))
         def _():
@@ -97,17 +91,17 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
             for part in strip:
                 keys = place.keys(part)
                 found = score_gradients(slot, part, place, rules, refs)
-                weights, dscores = found.weights.astype(q.dtype), found.products.astype(q.dtype)
+                weights, dproducts = (x.astype(q.dtype) for x in (found.weights, found.dproducts))
                 if makes_dkv:
                     add(refs.dv_acc, keys, product(weights, 1, dout))  # dV += Pᵀ dO
-                    add(refs.dk_acc, keys, product(dscores, 1, q))  # dK += dSᵀ Q
+                    add(refs.dk_acc, keys, product(dproducts, 1, q))  # dK += dSᵀ Q
                 if makes_dq:
                     k = keep_seen(take(k_ref, keys, heads), found.seen, tokens)
-                    dq.append(product(dscores, 0, k))  # dQ += dS K
+                    dq.append(product(dproducts, 0, k))  # dQ += dS K
                 for n, ref in dmod.items():
                     operand = rules.score_mod.operands[n]
                     add_gradient(operand, ref, found.operands[n], part, place)
-            if makes_dq and walk.alone:
+            if makes_dq and walk.one_tile_per_query:
                 put(refs.dq, queries, sum(dq) * rules.scale, heads, by_row=blocks.streamed)
             elif makes_dq:
                 add(refs.dq_acc, queries, sum(dq))
@@ -133,7 +127,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid, launch: Launch):
     fill = functools.partial(fill_products, at=at, rules=rules, refs=refs, grid=grid)
     pipeline.run(walk, refs.tiles, at, fill, use)
 
-    if makes_dq and not walk.alone:
+    if makes_dq and not walk.one_tile_per_query:
 
         @pl.when(grid.is_last(at, "j"))
         def _():
@@ -171,13 +165,13 @@ def fill_products(t, slot: int, parts, *, at, rules: Rules, refs: Refs, grid: Gr
 
 
 class ScoreGradients(NamedTuple):
-    """Of a part, ``[keys, queries]`` float32."""
+    """Of a part. Arrays are float32 ``[keys, queries]``."""
 
     weights: Any  # P
-    final: Any  # the gradient of scores as the softmax sees them, dS
-    products: Any  # that of scale · q·k
+    dscores: Any  # dS, the gradient of scores as the softmax sees them
+    dproducts: Any  # that of scale · q·k, before ``score_mod`` and the cap
     operands: dict[int, Any]  # those of the floating operands of ``score_mod``, by their number
-    seen: Any  # which keys are, see `hide`
+    seen: Any  # which keys are, as `hide` returns it
 
 
 def score_gradients(slot: int, part: Part, place: Place, rules: Rules, refs: Refs):
@@ -187,26 +181,21 @@ def score_gradients(slot: int, part: Part, place: Place, rules: Rules, refs: Ref
     scores, seen = hide(scores, part, place, rules, refs)
     queries = place.queries(part)
     weights = jnp.exp2(scores - refs.lse[:, queries])
-    final = weights * (refs.dweights[slot, part.rows, part.queries] - refs.delta[:, queries])
-    final = zero_hidden(final, scores, part)
-    products = final if slope is None else zero_hidden(final * slope, scores, part)
-    products, operands = pull(products)
+    dscores = weights * (refs.dweights[slot, part.rows, part.queries] - refs.delta[:, queries])
+    dscores = zero_hidden(dscores, scores, part)
+    dproducts = dscores if slope is None else zero_hidden(dscores * slope, scores, part)
+    dproducts, operands = pull(dproducts)
     if rules.score_mod.is_given:  # which may be NaN where hidden, and its derivative
-        products, *operands = (zero_hidden(x, scores, part) for x in (products, *operands))
-    floating = floating_operands(rules)
-    return ScoreGradients(
-        weights, final, products, dict(zip(floating, operands, strict=True)), seen
-    )
-
-
-def floating_operands(rules: Rules) -> tuple[int, ...]:
-    return tuple(n for n, x in enumerate(rules.score_mod.operands) if x.floating)
+        dproducts, *operands = (zero_hidden(x, scores, part) for x in (dproducts, *operands))
+    by_number = dict(zip(rules.score_mod.floating, operands, strict=True))
+    return ScoreGradients(weights, dscores, dproducts, by_number, seen)
 
 
 def made_of_mod(rules: Rules, launch: Launch) -> tuple[int, ...]:
     """The operands of ``score_mod`` whose gradients a launch makes."""
     kinds = MAKES_OF_MOD.get(launch, ())
-    return tuple(n for n in floating_operands(rules) if rules.score_mod.operands[n].kind in kinds)
+    mod = rules.score_mod
+    return tuple(n for n in mod.floating if mod.operands[n].kind in kinds)
 
 
 def backward(
@@ -241,11 +230,12 @@ def _launch(
     launch: Launch, vmem_limit, interpret,
 ):  # fmt: skip
     blocks, makes = walk.blocks, MAKES[launch]
+    made = {rules.score_mod.operands[n].kind for n in made_of_mod(rules, launch)}
     if launch == "backward_dq":
-        grid = Grid.by_queries(heads, walk)
+        over_queries = any("i" in SUMMED_OVER[kind] for kind in made)
+        grid = Grid.by_queries(heads, walk, over_queries=over_queries)
     else:
-        by_key = any(rules.score_mod.operands[n].kind == "kv" for n in made_of_mod(rules, launch))
-        grid = Grid.by_keys(heads, walk, head_by_head=by_key or walk.num_kv == 1)
+        grid = Grid.by_keys(heads, walk, head_by_head="kv" in made or walk.num_kv == 1)
     inputs = inputs_of(grid, rules, q, k, v, dout, lse, delta, bias, mods)
     tile = pltpu.VMEM((2, *walk.tile_shape), jnp.float32)
     outputs, scratch = [], {"scores": tile, "dweights": tile}
@@ -257,7 +247,7 @@ def _launch(
         if name in makes:
             dim = heads.Dv if name == "dv" else heads.D
             outputs.append(block(name, jax.ShapeDtypeStruct(like.shape, like.dtype), dim))
-            if name == "dq" and walk.alone:
+            if name == "dq" and walk.one_tile_per_query:
                 continue
             sums = (length, dim) if blocks.streamed else (dim, length)
             scratch[f"{name}_acc"] = pltpu.VMEM(sums, jnp.float32)

@@ -17,7 +17,8 @@ from smalti.attention.tpu import pipeline
 from smalti.attention.tpu.backward import fill_products, inputs_of, score_gradients
 from smalti.attention.tpu.grid import Grid, Refs
 from smalti.attention.tpu.layout import Heads
-from smalti.attention.tpu.operands import place_of, to_row
+from smalti.attention.tpu.operands import to_row
+from smalti.attention.tpu.place import place_of
 from smalti.attention.tpu.scores import Rules
 from smalti.attention.tpu.tiles import Walk
 
@@ -38,7 +39,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     def use(t, slot, parts):
         place = place_of(t, refs.tiles, at, grid)
         for part in parts:
-            dscores = score_gradients(slot, part, place, rules, refs).final
+            dscores = score_gradients(slot, part, place, rules, refs).dscores
             if num_q == 1:
                 dscores = to_row(dscores.sum(1, keepdims=True))  # [1, keys]
                 dscores = dscores.sum(1, keepdims=True) if num_kv == 1 else dscores

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,12 @@ from typing import Literal
 from smalti import block_table
 from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.tpu.known import Cells, plan_known
+from smalti.attention.tpu.launches import Launch
 from smalti.attention.tpu.layout import Heads
 from smalti.attention.tpu.mods import NO_MOD, KernelMod
 from smalti.attention.tpu.pipeline import written_out
 from smalti.attention.tpu.tiles import Band, Blocks
-from smalti.attention.tpu.vmem import Launch, vmem_bytes
+from smalti.attention.tpu.vmem import vmem_bytes
 from smalti.chips import TENSOR_CORES
 from smalti.masks.tiles import TileGrid
 from smalti.tpu.lanes import LANES, round_up
@@ -90,55 +92,12 @@ def choose(
     width = MXU_WIDTH.get(chip or "", UNKNOWN_MXU_WIDTH)
     streamed = 3 * max(heads.D, heads.Dv) >= 2 * width
     kinds = [x.kind for mod in (mask, score_mod) for x in mod.operands]
-    floating = sum(x.floating for x in score_mod.operands) if score_mod.is_given else None
-    large = "scores" in kinds or (bias is not None and 1 not in bias[0])
-    most = MOST_MAJOR_WITH_BIAS if large else MOST_MAJOR
-
-    def largest(length: int, block: int) -> int:
-        return min(round_up(length, block), max(most // block, 1) * block)
-
-    def candidates() -> Iterator[Blocks]:
-        """Ever smaller ones."""
-
-        def blocks(size_q: int, size_kv: int, key_buffers: int = 2) -> Blocks:
-            cut_q = 256 if size_q % 256 == 0 else 128
-            return Blocks(
-                size_q, size_kv, cut_q, major_q, major_kv, key_buffers, streamed,
-                keys_in_lanes=heads.token_axis == 1,
-            )  # fmt: skip
-
-        # With all keys at once the list of tiles is known, and one launch does the backward. That
-        # is worth fewer queries, no room for the next head's keys, and a smaller tile.
-        smaller = [] if block_sizes else [(round_up(block_kv // 2), 1)]
-        for size_kv, key_buffers in [(block_kv, 2), (block_kv, 1), *smaller]:
-            major_q, major_kv = largest(q_len, block_q), largest(kv_len, size_kv)
-            while kv_len <= major_kv:
-                yield blocks(block_q, size_kv, key_buffers)
-                if major_q <= max(SMALL_MAJOR, block_q):
-                    break
-                major_q = round_up(major_q // 2, block_q)
-        size_q, size_kv = block_q, block_kv
-        while True:
-            major_q, major_kv = largest(q_len, size_q), largest(kv_len, size_kv)
-            yield blocks(size_q, size_kv)
-            while (major_q, major_kv) != (size_q, size_kv):
-                if major_kv == size_kv or major_q > max(SMALL_MAJOR, size_q):
-                    major_q = round_up(major_q // 2, size_q)
-                else:
-                    major_kv = round_up(major_kv // 2, size_kv)
-                yield blocks(size_q, size_kv)
-            if block_sizes is not None or size_q == size_kv == LANES:
-                return
-            if size_kv > size_q:
-                size_kv = round_up(size_kv // 2)
-            else:
-                size_q = round_up(size_q // 2)
+    floating = len(score_mod.floating) if score_mod.is_given else None
 
     def need(blocks: Blocks) -> int:
         all_keys = kv_len <= blocks.major_kv
         walk = plan_known(cells, blocks) if cells is not None and all_keys else None
         written, loops = written_out(walk) if walk else (0, True)
-        alone = walk is not None and walk.alone
         return max(
             vmem_bytes(
                 launch,
@@ -149,7 +108,8 @@ def choose(
                 operands=operand_blocks(kinds, blocks, q_len, kv_len),
                 score_mod=floating,
                 relative="relative" in kinds,
-                alone=alone,
+                one_tile_per_query=walk is not None and walk.one_tile_per_query,
+                first_keys=0 if walk is None else walk.first_keys,
                 bias=bias,
                 written_out=written,
                 loops=loops,
@@ -158,7 +118,10 @@ def choose(
         )
 
     limit = vmem_limit(chip)
-    for blocks in candidates():
+    large = "scores" in kinds or (bias is not None and 1 not in bias[0])
+    tiles = _Tiles(block_q, block_kv, streamed, keys_in_lanes=heads.token_axis == 1)
+    most = MOST_MAJOR_WITH_BIAS if large else MOST_MAJOR
+    for blocks in _candidates(tiles, q_len, kv_len, most, given=block_sizes is not None):
         if need(blocks) <= limit:
             return blocks
     if block_sizes and chip and need(blocks) > MOST_OVERESTIMATE * limit:
@@ -168,6 +131,60 @@ def choose(
             "Make them smaller, or leave block_sizes out."
         )
     return blocks
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """What of `Blocks` does not depend on how much of a sequence is in VMEM."""
+
+    block_q: int
+    block_kv: int
+    streamed: bool
+    keys_in_lanes: bool
+
+    def within(self, major_q: int, major_kv: int, key_buffers: int = 2) -> Blocks:
+        cut_q = 256 if self.block_q % 256 == 0 else 128
+        return Blocks(
+            self.block_q, self.block_kv, cut_q, major_q, major_kv, key_buffers, self.streamed,
+            self.keys_in_lanes,
+        )  # fmt: skip
+
+
+def _candidates(
+    tiles: _Tiles, q_len: int, kv_len: int, most: int, *, given: bool
+) -> Iterator[Blocks]:
+    """Ever smaller blocks. most: tokens of a major block. given: tiles are not made smaller."""
+
+    def largest(length: int, block: int) -> int:
+        return min(round_up(length, block), max(most // block, 1) * block)
+
+    # With all keys at once the list of tiles is known, and one launch does the backward. That is
+    # worth fewer queries, no room for the next head's keys, and a smaller tile.
+    narrower = dataclasses.replace(tiles, block_kv=round_up(tiles.block_kv // 2))
+    smaller = [] if given else [(narrower, 1)]
+    for now, key_buffers in [(tiles, 2), (tiles, 1), *smaller]:
+        major_q, major_kv = largest(q_len, now.block_q), largest(kv_len, now.block_kv)
+        while kv_len <= major_kv:
+            yield now.within(major_q, major_kv, key_buffers)
+            if major_q <= max(SMALL_MAJOR, now.block_q):
+                break
+            major_q = round_up(major_q // 2, now.block_q)
+    while True:
+        block_q, block_kv = tiles.block_q, tiles.block_kv
+        major_q, major_kv = largest(q_len, block_q), largest(kv_len, block_kv)
+        yield tiles.within(major_q, major_kv)
+        while (major_q, major_kv) != (block_q, block_kv):
+            if major_kv == block_kv or major_q > max(SMALL_MAJOR, block_q):
+                major_q = round_up(major_q // 2, block_q)
+            else:
+                major_kv = round_up(major_kv // 2, block_kv)
+            yield tiles.within(major_q, major_kv)
+        if given or block_q == block_kv == LANES:
+            return
+        if block_kv > block_q:
+            tiles = dataclasses.replace(tiles, block_kv=round_up(block_kv // 2))
+        else:
+            tiles = dataclasses.replace(tiles, block_q=round_up(block_q // 2))
 
 
 def operand_blocks(kinds, blocks: Blocks, q_len: int, kv_len: int) -> list[tuple[int, int, int]]:
@@ -261,7 +278,8 @@ def of_block_mask(grid: TileGrid) -> BlockSizes | None:
 
 
 def _fit(block: int, length: int) -> int:
-    """The largest multiple of 128 up to ``block`` that pads ``length`` by little."""
+    """The largest multiple of 128 up to ``block`` that pads ``length`` by little: by a fifteenth
+    more than the least, which larger tiles are worth."""
     if length <= block:
         return round_up(length)
     sizes = range(LANES, block + 1, LANES)

@@ -79,9 +79,6 @@ class Dependence:
                 if equation.primitive.name not in COMPARISONS:
                     self.linear[variable] = linear
 
-    def is_boolean(self, variable) -> bool:
-        return variable.aval.dtype == jnp.bool_
-
     def reads_as_many(self, variable, n: int) -> bool:
         """Whether it is made of an array of so many elements."""
         return any(int(np.prod(x.aval.shape)) >= n for x in self.arrays_of[variable])

@@ -10,7 +10,8 @@ from jax.experimental.pallas import tpu as pltpu
 from smalti.attention.tpu import pipeline
 from smalti.attention.tpu.grid import Grid, Refs
 from smalti.attention.tpu.layout import Heads, put, take
-from smalti.attention.tpu.operands import place_of, to_column
+from smalti.attention.tpu.operands import to_column
+from smalti.attention.tpu.place import place_of
 from smalti.attention.tpu.scores import (
     EMPTY_MAX,
     LOG2_E,
@@ -32,6 +33,8 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     m_ref, l_ref = refs.m, refs.l  # [1, major_q] float32, m in base 2
     acc_ref = refs.acc  # [Dv, major_q] float32, with streamed tiles [major_q, Dv]
     scores_ref = refs.scores  # [2, block_kv or more, block_q] float32
+    # tiles: [1, counts + tiles] int32, pairs: [n] int32, sinks: [1, Hq] float32, all in SMEM.
+    # bias: [major_q or 1, major_kv or 1]; mask, score_mod: lists, as `Grid.operands` has them.
     heads, walk, blocks = grid.heads, grid.walk, grid.walk.blocks
     tokens, dims = heads.token_axis, 1 - heads.token_axis
     assert q_ref.shape == heads.block(blocks.major_q, heads.D), q_ref.shape
@@ -43,7 +46,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     at = grid.ids(refs)
 
     # What every query of the walk is met once with needs no sums over tiles.
-    if not walk.alone:
+    if not walk.one_tile_per_query:
 
         @pl.when(grid.is_first(at, "j"))
         def _():
@@ -69,7 +72,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
                 scores, _ = rules.capped(modified(scores, part, place, rules, refs))
                 found.append(hide(scores, part, place, rules, refs))
             # Lines 9 and 10: m, P, l and O, which the decay rescales to the new m.
-            m_before = EMPTY_MAX if walk.alone else m_ref[:, queries]
+            m_before = EMPTY_MAX if walk.one_tile_per_query else m_ref[:, queries]
             m = m_before
             for scores, _ in found:
                 m = jnp.maximum(m, scores.max(0, keepdims=True))
@@ -83,7 +86,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
                     acc += rules.product(weights, v, 0, tokens)  # [queries, Dv]
                 else:
                     acc += rules.product(v, weights, tokens, 0)  # [Dv, queries]
-            if walk.alone:
+            if walk.one_tile_per_query:
                 finish(queries, m, l, acc)
                 continue
             decay = jnp.exp2(m_before - m)
@@ -111,7 +114,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
 
     pipeline.run(walk, refs.tiles, at, fill, use)
 
-    if not walk.alone:
+    if not walk.one_tile_per_query:
 
         @pl.when(grid.is_last(at, "j"))
         def _():
@@ -161,7 +164,7 @@ def forward(
     out = jax.ShapeDtypeStruct(heads.shape(heads.Hq, walk.q_padded, heads.Dv), q.dtype)
     lse = jax.ShapeDtypeStruct((heads.B, heads.Hq, 1, walk.q_padded), jnp.float32)
     sums = {}
-    if not walk.alone:
+    if not walk.one_tile_per_query:
         acc = (blocks.major_q, heads.Dv) if blocks.streamed else (heads.Dv, blocks.major_q)
         shapes = {"m": (1, blocks.major_q), "l": (1, blocks.major_q), "acc": acc}
         sums = {name: pltpu.VMEM(shape, jnp.float32) for name, shape in shapes.items()}

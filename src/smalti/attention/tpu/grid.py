@@ -54,11 +54,13 @@ class Grid:
     sums: tuple[str, ...]  # axes whose steps add to one block of a result
 
     @classmethod
-    def by_queries(cls, heads: Heads, walk: Walk) -> Grid:
-        """All steps of a block of queries follow each other."""
+    def by_queries(cls, heads: Heads, walk: Walk, *, over_queries: bool = False) -> Grid:
+        """All steps of a block of queries follow each other; over_queries: some result is a sum
+        over those blocks, too."""
         if walk.pairs_by_q is not None:
             return cls(heads, walk, ("b", "hkv", "g", "p"), sums=("p",))
-        return cls(heads, walk, ("b", "hkv", "g", "i", "j"), sums=("j",))
+        sums = ("i", "j") if over_queries else ("j",)
+        return cls(heads, walk, ("b", "hkv", "g", "i", "j"), sums)
 
     @classmethod
     def by_keys(cls, heads: Heads, walk: Walk, *, head_by_head: bool) -> Grid:

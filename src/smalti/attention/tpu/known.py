@@ -11,6 +11,7 @@ better.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -48,6 +49,27 @@ class Cells:
         cell = self.patterns[self.pattern[row, column], key % LANES, query % LANES]
         state = self.state[row, column]
         return (state == WHOLE) | ((state == CUT) & cell)
+
+    @functools.cached_property
+    def seen(self) -> np.ndarray:
+        """bool ``[keys]``: those that some query sees."""
+        seen = np.repeat((self.state == WHOLE).any(0), LANES)
+        for row, column in zip(*np.nonzero(self.state == CUT), strict=True):
+            keys = slice(column * LANES, (column + 1) * LANES)
+            if not seen[keys].all():
+                real = self.q_len - row * LANES
+                seen[keys] |= self.patterns[self.pattern[row, column]][:, :real].any(1)
+        return seen
+
+    @functools.cached_property
+    def empty_rows(self) -> bool:
+        """Whether some query sees no key."""
+        some = np.repeat((self.state == WHOLE).any(1), LANES)
+        for row, column in zip(*np.nonzero(self.state == CUT), strict=True):
+            queries = slice(row * LANES, (row + 1) * LANES)
+            if not some[queries].all():
+                some[queries] |= self.patterns[self.pattern[row, column]].any(0)
+        return not some[: self.q_len].all()
 
     def visible(self, rows: slice, columns: slice) -> np.ndarray:
         """bool ``[keys, queries]`` of a rectangle of cells; queries that do not exist may see."""
@@ -110,9 +132,7 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
             return None
         lists.append(found)
     counted = num_kv > 1 or num_q > MOST_LISTS
-    every = sorted({parts for found in lists for parts in found}, key=planner.order.index)
-    if len(every) > MOST_CLASSES:
-        return None
+    every = planner.order
     rows, classes = [], []
     for found in lists:
         tiles = [tile for parts in every for tile in found.get(parts, ())]
@@ -120,7 +140,7 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
         rows.append(counts + tiles if counted else tiles)
         known = zip(every, counts, strict=True)
         classes.append(tuple(TileClass(parts, count) for parts, count in known if count))
-    most, empty = max(1, *map(len, rows)), planner.empty_rows()
+    most, empty = max(1, *map(len, rows)), cells.empty_rows
     live = np.array([bool(found) for found in lists]).reshape(1, num_q, num_kv)
     return Walk(
         lists=np.array([[row + [0] * (most - len(row))] for row in rows], np.int32),
@@ -132,7 +152,7 @@ def plan_known(cells: Cells, blocks: Blocks) -> Walk | None:
         entries=(1, 1),
         empty_rows=empty,
         empty_in_bands=empty,
-        alone=num_kv == 1 and planner.alone,
+        one_tile_per_query=num_kv == 1 and planner.one_tile_per_query,
     )
 
 
@@ -142,31 +162,15 @@ class Planner:
     a band beside first keys that all see, or, if it is neither, a rectangle in which the mask is
     evaluated. Where something else hides keys, too, none is taken for seen by somebody."""
 
-    def __init__(self, cells: Cells, blocks: Blocks, *, alone: bool = True):
-        """alone: whether the mask is all that hides keys, and a kernel reads nothing of it."""
+    def __init__(self, cells: Cells, blocks: Blocks, *, mask_only: bool = True):
+        """mask_only: whether the mask is all that hides keys, and a kernel reads nothing of it."""
         self.cells, self.blocks = cells, blocks
-        self.narrow = alone and not blocks.keys_in_lanes
+        self.narrow = mask_only and not blocks.keys_in_lanes
         self.order: list[tuple[Part, ...]] = []  # classes as they were found
         self.by_content: dict[bytes, tuple[Part, ...]] = {}
-        self.alone = True  # every query that exists is in one tile of a pair, see `Walk.alone`
-        # Keys that some query sees, as far as this mask goes.
-        whole = (cells.state == WHOLE).any(0)
-        self.seen = np.repeat(whole, LANES)
-        for row, column in zip(*np.nonzero(cells.state == CUT), strict=True):
-            keys = slice(column * LANES, (column + 1) * LANES)
-            if not self.seen[keys].all():
-                real = cells.q_len - row * LANES
-                self.seen[keys] |= cells.patterns[cells.pattern[row, column]][:, :real].any(1)
-        self.seen &= alone
-
-    def empty_rows(self) -> bool:
-        cells = self.cells
-        some = np.repeat((cells.state == WHOLE).any(1), LANES)
-        for row, column in zip(*np.nonzero(cells.state == CUT), strict=True):
-            queries = slice(row * LANES, (row + 1) * LANES)
-            if not some[queries].all():
-                some[queries] |= cells.patterns[cells.pattern[row, column]].any(0)
-        return not some[: cells.q_len].all()
+        self.one_tile_per_query = True  # of a pair of major blocks; see `Walk`
+        # Keys that some query sees, as far as is known here.
+        self.seen = cells.seen if mask_only else np.zeros_like(cells.seen)
 
     def tiles(self, i: int, j: int) -> dict[tuple[Part, ...], list[int]] | None:
         """The tiles of a pair of major blocks, by what is computed of them; None for too many."""
@@ -199,17 +203,17 @@ class Planner:
                         plain = len(parts) == 1 and parts[0].band is None and not parts[0].masked
                         self.order.insert(0 if plain else len(self.order), parts)
                     found.setdefault(parts, []).append(tile << 16 | first)
-                if len(self.order) > 2 * MOST_CLASSES:
+                if len(self.order) > MOST_CLASSES:
                     return None
             real = min(cells.q_len - row * LANES, blocks.block_q)
-            self.alone &= real <= 0 or (len(runs) == 1 and queries >= real)
+            self.one_tile_per_query &= real <= 0 or (len(runs) == 1 and queries >= real)
         return found
 
     def _first_keys(self, rows: slice, column: int) -> tuple[Part, ...]:
         """Those of the first cell, where all queries see the same few: parts to be computed with
         another tile. None otherwise."""
         parts = self.parts(rows, slice(column, column + 1))
-        few = all(part.band == (None, None) and part.kv_stop <= NARROW for part in parts)
+        few = all(part.band in (None, (None, None)) and part.kv_stop <= NARROW for part in parts)
         if (
             not few
             or self.blocks.keys_in_lanes

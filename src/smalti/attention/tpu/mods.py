@@ -65,6 +65,11 @@ class KernelMod:
     def is_given(self) -> bool:
         return self.result is not None
 
+    @property
+    def floating(self) -> tuple[int, ...]:
+        """The operands that have gradients, by number."""
+        return tuple(n for n, operand in enumerate(self.operands) if operand.floating)
+
     def __call__(self, operands: Sequence[Any], *arguments):
         """The function over a tile. Operands and arguments broadcast to ``[keys, queries]``."""
         values = {**self.constants, **dict(zip(self.arguments, arguments, strict=True))}
@@ -113,7 +118,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             return
         by_score = S in facts.reads[variable]
         large = facts.reads_as_many(variable, sizes[2] * sizes[3])
-        if facts.is_boolean(variable) and large and not by_score:
+        if variable.aval.dtype == jnp.bool_ and large and not by_score:
             hoisted.append(variable)
             return
         if equation.primitive.name in READS:

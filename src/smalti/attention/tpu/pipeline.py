@@ -14,9 +14,8 @@ from typing import Any
 from jax import lax
 from jax.experimental import pallas as pl
 
-from smalti.attention.tpu.tiles import Part, TileClass, Walk
+from smalti.attention.tpu.tiles import Parts, TileClass, Walk
 
-Parts = tuple[Part, ...]
 Step = Callable[[Any, int, Parts], None]  # (place in the list, slot, parts)
 
 # A class of at most so many tiles is written out rather than looped over: the diagonal of 4096
@@ -67,7 +66,7 @@ def written_out(walk: Walk) -> tuple[int, bool]:
 
 
 def _turn(walk: Walk) -> int:
-    return TURN_ALONE if walk.alone else TURN
+    return TURN_ALONE if walk.one_tile_per_query else TURN
 
 
 def _turns(count: int, walk: Walk) -> int:

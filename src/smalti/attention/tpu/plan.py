@@ -21,14 +21,13 @@ from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.tpu.block_sizes import Direction, choose, of_block_mask
 from smalti.attention.tpu.known import Cells, Planner, find_cells, plan_known
 from smalti.attention.tpu.mods import NO_MOD, KernelMod, Sizes, find_band, split, traced_mask
-from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known
+from smalti.attention.tpu.tiles import Blocks, Part, Parts, TileClass, Walk, held, is_known
 from smalti.eagerly import eagerly
 from smalti.masks import BlockMask, Mask
 from smalti.masks.mask_mod import And, TileStates
 from smalti.masks.tiles import TileGrid, reduce_tiles
 from smalti.tpu.lanes import LANES
 
-Parts = tuple[Part, ...]
 MOST_KNOWN_CLASSES = 3  # beside a rest; each is code of its own, up to three times
 
 
@@ -207,7 +206,7 @@ def _known_classes(
         number = np.zeros((grid.num_q, grid.num_kv), np.int32)
         number[:, -1] = 1
         return [(whole,), (ragged,)], number, False
-    planner = Planner(cells, blocks, alone=False)
+    planner = Planner(cells, blocks, mask_only=False)
     width, height = blocks.block_kv // LANES, blocks.block_q // LANES
     every: dict[Parts, int] = {}
     number = np.zeros((grid.num_q, grid.num_kv), np.int32)
@@ -217,7 +216,7 @@ def _known_classes(
         number[i, j] = every.setdefault(parts, len(every)) if parts else -1
         if len(every) > MOST_KNOWN_CLASSES or any(part.masked for part in parts):
             return None
-    return list(every), np.where(number < 0, len(every), number), planner.empty_rows()
+    return list(every), np.where(number < 0, len(every), number), cells.empty_rows
 
 
 def _parts_of(kind: int, every: list[Parts]) -> Parts:

@@ -18,7 +18,8 @@ import numpy as np
 from jax import lax
 
 from smalti.attention.tpu.mods import KernelMod
-from smalti.attention.tpu.operands import Place, bias_tile, load, to_column
+from smalti.attention.tpu.operands import bias_tile, load, to_column
+from smalti.attention.tpu.place import Place
 from smalti.attention.tpu.tiles import Band, Part
 from smalti.tpu.lanes import LANES
 
@@ -92,14 +93,13 @@ def modified_with_gradient(scaled, part: Part, place: Place, rules: Rules, refs)
     if not mod.is_given:
         return scaled, lambda cotangent: (cotangent, [])
     operands = _loaded(mod, refs.score_mod, part, place)
-    floating = [n for n, operand in enumerate(mod.operands) if operand.floating]
 
     def apply(scaled, *floats):
-        now = dict(zip(floating, floats, strict=True))
+        now = dict(zip(mod.floating, floats, strict=True))
         return _apply(mod, scaled, [now.get(n, x) for n, x in enumerate(operands)], part, place)
 
     # As tiles, so that what is hidden can be left out of a gradient before it is summed.
-    floats = (jnp.broadcast_to(operands[n], scaled.shape) for n in floating)
+    floats = (jnp.broadcast_to(operands[n], scaled.shape) for n in mod.floating)
     out, pull = jax.vjp(apply, scaled, *floats)
 
     def gradients(cotangent):
@@ -229,7 +229,7 @@ def _and(a, b):
 
 def keep_seen(array, seen, keys_axis: int):
     """``array [D, keys]`` or ``[keys, D]`` with keys that are not seen at 0, even if they are NaN.
-    seen: as `hide` returns it. Queries do as well."""
+    seen: as `hide` returns it. ``array`` may hold queries as well, with bool ``[1, queries]``."""
     if seen is None:
         return array
     if isinstance(seen, tuple):

@@ -55,10 +55,11 @@ def refusal(taken: Mapping[str, int]) -> str | None:
 
 
 def check(inputs: Sequence[Any]) -> None:
-    """Raises NotImplementedError for inputs of a kernel (`grid.Block`) that do not fit."""
+    """Raises NotImplementedError for inputs of a kernel (`grid.Block`) that do not fit: blocks are
+    known by now, and it is too late for another implementation."""
     taken: dict[str, int] = {}
     for x in inputs:
-        if x.spec is None:
+        if x.prefetched:
             size = x.array.size * 4
         elif x.spec.memory_space == pltpu.SMEM:
             copies = 1 if x.spec.block_shape is None else 2
@@ -67,7 +68,7 @@ def check(inputs: Sequence[Any]) -> None:
             continue
         taken[x.name] = taken.get(x.name, 0) + size
     if (why := refusal(taken)) is not None:
-        raise NotImplementedError(f"implementation='pallas': {why}")
+        raise NotImplementedError(f"smalti.attention: {why}")
 
 
 def _bytes(rows: int, columns: int) -> int:

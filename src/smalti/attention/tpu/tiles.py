@@ -56,7 +56,10 @@ class Part:
         return slice(first, first + self.kv_stop - self.kv_start)
 
 
-def strips(parts: tuple[Part, ...]) -> list[tuple[Part, ...]]:
+Parts = tuple[Part, ...]  # of a tile
+
+
+def strips(parts: Parts) -> list[tuple[Part, ...]]:
     """The parts by the queries that they share; those of a strip are neighbours."""
     groups = itertools.groupby(parts, key=lambda part: (part.q_start, part.q_stop))
     return [tuple(group) for _, group in groups]
@@ -113,7 +116,7 @@ class Walk:
     empty_rows: bool = dataclasses.field(metadata={"static": True})
     empty_in_bands: bool = dataclasses.field(metadata={"static": True})
     # Every query that exists is in one tile, which has all keys that it sees.
-    alone: bool = dataclasses.field(metadata={"static": True}, default=False)
+    one_tile_per_query: bool = dataclasses.field(metadata={"static": True}, default=False)
 
     @property
     def num_q(self) -> int:
@@ -135,6 +138,11 @@ class Walk:
     def tile_shape(self) -> tuple[int, int]:
         """Rows and columns of a tile's scores."""
         return max([self.blocks.block_kv, *(p.rows.stop for p in self.parts)]), self.blocks.block_q
+
+    @property
+    def first_keys(self) -> int:
+        """Rows of a tile's scores for keys whose place is not the tile's."""
+        return self.tile_shape[0] - self.blocks.block_kv
 
     @property
     def num_counts(self) -> int:

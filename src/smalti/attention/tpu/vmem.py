@@ -7,20 +7,13 @@ compiler puts parts of it away; how much is its own affair and was measured
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Literal
 
+from smalti.attention.tpu.launches import MAKES, Launch
 from smalti.attention.tpu.layout import Heads
 from smalti.attention.tpu.tiles import Blocks
+from smalti.tpu.lanes import SUBLANES, round_up
 
-Launch = Literal["forward", "backward", "backward_dq", "backward_dk_dv", "bias_gradient"]
-# What a launch of the backward makes.
-MAKES: dict[Launch, tuple[str, ...]] = {
-    "backward": ("dq", "dk", "dv"),
-    "backward_dq": ("dq",),
-    "backward_dk_dv": ("dk", "dv"),
-}
 # What loops put away, in sizes of a tile in float32, by how the tiles meet the matrix units.
 # Products of float32 take three bfloat16 pieces of each operand.
 SPILLED = {
@@ -45,7 +38,8 @@ def vmem_bytes(
     operands: Sequence[tuple[int, int, int]] = (),
     score_mod: int | None = None,
     relative: bool = False,
-    alone: bool = False,
+    one_tile_per_query: bool = False,
+    first_keys: int = 0,
     bias: tuple[tuple[int, int], int] | None = None,
     written_out: int = 0,
     loops: bool = True,
@@ -53,8 +47,9 @@ def vmem_bytes(
     """What a launch needs at most.
 
     operands: `block_sizes.operand_blocks`. score_mod: how many arrays with gradients one reads.
-    relative: whether any of them is. alone: `Walk.alone`. bias: its last two sizes, and its
-    itemsize. written_out, loops: `pipeline.written_out`.
+    relative: whether any of them is. one_tile_per_query: as `Walk` has it. first_keys: rows that a
+    tile has for them. bias: its last two sizes, and its itemsize. written_out, loops:
+    `pipeline.written_out`.
     """
     q, kv = blocks.major_q, blocks.major_kv
     queries, outs, keys, values = (
@@ -73,7 +68,7 @@ def vmem_bytes(
     slots = 2 * tile
     if launch == "forward":
         windows += q * 4  # lse
-        scratch = 0 if alone else 2 * q * 4 + _sums(q, heads.Dv, blocks)
+        scratch = 0 if one_tile_per_query else 2 * q * 4 + _sums(q, heads.Dv, blocks)
     else:
         windows += 2 * q * 4  # lse, delta
         windows += read if score_mod else 0  # gradients of what it reads
@@ -90,7 +85,7 @@ def vmem_bytes(
                 windows += window
             else:
                 key_windows += window
-            scratch += 0 if alone and name == "dq" else _sums(length, dim, blocks)
+            scratch += 0 if one_tile_per_query and name == "dq" else _sums(length, dim, blocks)
     direction = "forward" if launch == "forward" else "backward"
     how = "float32" if itemsize == 4 else "streamed" if blocks.streamed else "held"
     dims = max(heads.D, heads.Dv)
@@ -108,8 +103,8 @@ def vmem_bytes(
         tiles += MORE_ON_V4
     if bias is not None:
         tiles += (1.7 if how == "float32" else 1) * tile
-    if alone:  # the rows of a tile that first keys have, if it has some
-        tiles += slots / tile * 32 * blocks.block_q * 4
+    if one_tile_per_query:  # some rows more than first keys have, and than a tile without them
+        tiles += slots / tile * max(first_keys + 16, 32) * blocks.block_q * 4
     if any(rows > 1 for rows, _, _ in operands):
         tiles += tile
     if score_mod is not None:
@@ -147,5 +142,5 @@ def _padded(shape, itemsize: int) -> int:
     stands alone."""
     rows, columns = shape
     packed = 4 // itemsize
-    rows = packed if rows <= packed else math.ceil(rows / (8 * packed)) * 8 * packed
-    return rows * math.ceil(columns / 128) * 128 * itemsize
+    rows = packed if rows <= packed else round_up(rows, SUBLANES * packed)
+    return rows * round_up(columns) * itemsize

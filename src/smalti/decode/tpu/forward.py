@@ -18,13 +18,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from smalti.backend import kernel_precision
-from smalti.tpu.lanes import round_up
+from smalti.tpu.lanes import SUBLANES, round_up
 from smalti.tpu.launch import launch
 from smalti.varying import vary_over, varying_axes
 
 from ..ring_buffer import RingBuffer, sees_new, sees_slot
 from . import blocks
-from .operands import SUBLANES, block_of, in_hbm, new_tokens, padded, place_of, token_axis
+from .operands import block_of, in_hbm, new_tokens, padded, place_of, token_axis
 
 # Rows of `scalars`, by sequence.
 LENGTH, NEXT_SLOT, TOKENS, LIVE_BLOCKS = range(4)

@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from smalti.tpu.lanes import round_up
+from smalti.tpu.lanes import SUBLANES, round_up
 
 from ..ring_buffer import RingBuffer, rows_along_lanes
-
-SUBLANES = 8
 
 
 def token_axis(dim: int) -> int:
