@@ -93,11 +93,16 @@ def key_of(task: Task) -> dict[str, Any]:
 
 @cache
 def _source(ours: bool) -> str:
+    return digest_of(lambda name: depends(name, ours))
+
+
+def digest_of(chosen: Callable[[str], bool]) -> str:
+    """Of the .py and .json files of smalti that are chosen by their names, as "masks/runs.py"."""
     root = Path(smalti.__file__).parent
     digest = hashlib.sha256()
     for path in sorted([*root.rglob("*.py"), *root.rglob("*.json")]):
         name = path.relative_to(root).as_posix()
-        if depends(name, ours):
+        if chosen(name):
             digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
