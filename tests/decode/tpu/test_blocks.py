@@ -26,9 +26,7 @@ def test_what_estimates_found_quickest():
     st.sampled_from([2, 4]),
 )
 def test_any_sizes_are_divided(Hkv, rows, query_rows, D, Dv, itemsize):
-    blocks = choose(
-        Hkv=Hkv, rows=rows, query_rows=8 * query_rows, D=D, Dv=Dv, itemsize=itemsize
-    )
+    blocks = choose(Hkv=Hkv, rows=rows, query_rows=8 * query_rows, D=D, Dv=Dv, itemsize=itemsize)
     assert Hkv % blocks.heads == 0
     if blocks.rows < rows:
         assert blocks.rows % LANES == 0
