@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
 
 from smalti.masks.mask_mod import Mask, TileStates
-from smalti.masks.tiles import SomeTiles, TileGrid, Tiles
+from smalti.masks.tiles import SomeTiles, TileGrid, Tiles, is_known
 
 # Tiles that are looked at together where the mask is known: a few times as many bytes.
 TOGETHER = 1 << 21
@@ -52,7 +50,7 @@ def find_runs(mask: Mask, grid: TileGrid) -> TileRuns:
 
 def runs_by_rows(mask: Mask, grid: TileGrid) -> Iterator[tuple[int, TileRuns]]:
     """`find_runs` in parts of so many rows as need little memory; each with its first row."""
-    if any(isinstance(x, core.Tracer) for x in jax.tree.leaves(mask)):
+    if not is_known(mask):
         yield 0, _runs(mask, grid)
         return
     by_batch, by_head = mask.varies()

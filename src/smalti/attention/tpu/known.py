@@ -16,10 +16,10 @@ import itertools
 import jax
 import numpy as np
 
-from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known, strips
+from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, strips
 from smalti.eagerly import eagerly, remembered
 from smalti.masks import Mask
-from smalti.masks.tiles import TileGrid
+from smalti.masks.tiles import TileGrid, is_known
 from smalti.tpu.lanes import LANES, round_up
 
 EMPTY, CUT, WHOLE = 0, 1, 2
