@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from smalti.cli.failing import STOPPED, Failed
-
-_FOLDER = Path("bench-results")
+from smalti.cli.options import RESULTS
 
 
 def sparse(
@@ -24,7 +23,7 @@ def sparse(
     ] = None,
     json: Annotated[
         Path, typer.Option("--json", metavar="FILE|-", help="Everything; - to stdout.")
-    ] = _FOLDER / "sparse-tpu-estimate.json",
+    ] = RESULTS / "sparse-tpu-estimate.json",
     journal: Annotated[
         Path | None,
         typer.Option(
