@@ -21,7 +21,8 @@ class BlockMask:
 
     Use it as ``mask=`` of `smalti.attention`; at other lengths than its own it raises, with
     ``block_sizes`` other than its own too, and, where the mask depends on them, at another batch
-    size or number of heads. Made by `build_block_mask`.
+    size or number of heads. Without ``block_sizes`` attention may compute in other tiles than
+    these, joined or split, or cut anew of a known mask. Made by `build_block_mask`.
     """
 
     is_block_mask = True
