@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import core
 
@@ -76,5 +77,5 @@ def _is_here(leaf: Any) -> bool:
     return (
         not isinstance(leaf, core.Tracer)
         and leaf.is_fully_addressable
-        and not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.extended)
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     )
