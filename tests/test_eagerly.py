@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from smalti import masks
 from smalti.eagerly import eagerly, remembered
+from smalti.masks.mask_mod import MaskMod
 
 
 def add(x, y):
@@ -117,8 +119,36 @@ def test_equal_trees_are_looked_at_once():
         (ids.copy(), 8, 5),
         (ids.astype(np.int32), 8, 6),
         (ids[:4], 8, 7),
+        (jnp.arange(6), 8, 8),
+        (jnp.arange(6), 8, 8),
+        (jnp.arange(6.0), 8, 9),
     ):
         assert look(tree, sizes) == expected
+
+
+TABLE = jnp.arange(8)
+CAPTURING = MaskMod(lambda b, h, q, k: TABLE[q] >= TABLE[k])
+
+
+def test_masks_of_known_jax_arrays_are_looked_at_once_also_while_something_is_traced():
+    calls = []
+
+    @remembered
+    def look(mask, sizes):
+        calls.append(mask)
+
+    @jax.jit
+    def layers(x):
+        for ids in same:
+            look((masks.document(ids) & CAPTURING).bind(1, 1, 8, 8), 8)
+        return x
+
+    same = [jnp.arange(8)[None] // 4 for _ in range(3)]
+    layers(1.0)
+    look((masks.document(same[0]) & CAPTURING).bind(1, 1, 8, 8), 8)
+    assert len(calls) == 1
+    look((masks.document(same[0] // 2) & CAPTURING).bind(1, 1, 8, 8), 8)
+    assert len(calls) == 2
 
 
 def test_what_is_traced_is_not_remembered():
@@ -134,3 +164,22 @@ def test_what_is_traced_is_not_remembered():
     look(np.zeros(2**20), 8)
     look(np.zeros(2**20), 8)
     assert len(calls) == 4, "large arrays are not kept"
+    look(jnp.zeros(2**20), 8)
+    look(jnp.zeros(2**20), 8)
+    assert len(calls) == 6
+    look(jax.random.key(0), 8)
+    look(jax.random.key(0), 8)
+    assert len(calls) == 8, "random keys are no NumPy arrays"
+
+
+def test_arrays_that_are_not_all_here_are_not_remembered(monkeypatch):
+    calls, array = [], jnp.arange(3)
+
+    @remembered
+    def look(tree, sizes):
+        calls.append(tree)
+
+    monkeypatch.setattr(type(array), "is_fully_addressable", False)
+    look(array, 8)
+    look(array, 8)
+    assert len(calls) == 2

@@ -61,7 +61,7 @@ class Writer:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         self.params: Params = jax.device_put(init_params(config.model, vocab_size, 0), here)
         self.draws = Draws.of(config.sampling, self.params)
-        self.by_place = config.sampling.positions == "cache" and sizes.sinks > 0
+        self.by_place = self.decoder.by_place(config.sampling)
 
     def start(self) -> Moment:
         return self.on_device(Moment(np.int32(0), self.decoder.empty(self.params), 0))

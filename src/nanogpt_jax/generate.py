@@ -83,6 +83,11 @@ class Decoder:
         jit = functools.partial(jax.jit, donate_argnames="caches", static_argnames="by_place")
         self.take, self.step = jit(self._take), jit(self._step)
 
+    def by_place(self, options: SamplingConfig) -> bool:
+        """Whether keys and queries are turned by their places in the cache. Without sink tokens
+        that is the same as by their positions: only differences count."""
+        return options.positions == "cache" and self.sizes.sinks > 0
+
     def empty(self, params: Params) -> Caches:
         """One of each layer, where the parameters are."""
         cache = RingBuffer.empty(
@@ -143,8 +148,7 @@ class Decoder:
 def _tokens_by_cache(
     decoder: Decoder, params: Params, prompt: np.ndarray, options: SamplingConfig
 ) -> Iterator[int]:
-    # Without sink tokens both positions are the same: only differences count.
-    by_place = options.positions == "cache" and decoder.sizes.sinks > 0
+    by_place = decoder.by_place(options)
     caches = decoder.prefill(params, prompt[:-1], by_place=by_place)
     token = jax.device_put(np.int32(prompt[-1]), params["embedding"].sharding)
     draws, shown = Draws.of(options, params), None

@@ -8,7 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import core
 
 Result = TypeVar("Result")
 REMEMBERED = 64  # results of a function: more than a model has kinds of attention
@@ -28,7 +30,8 @@ def eagerly(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def remembered(function: Callable[[Any, Any], Result]) -> Callable[[Any, Any], Result]:
     """``function(tree, sizes)``, computed once for equal trees: the layers of a model all have the
-    same mask, each its own object. Of what is traced, and of large arrays, nothing is kept."""
+    same mask, each its own object. Of what is traced or on other hosts, and of large arrays,
+    nothing is kept."""
     found = functools.lru_cache(REMEMBERED)(lambda key, sizes: function(key.tree, sizes))
 
     @functools.wraps(function)
@@ -58,8 +61,21 @@ def _content(tree: Any) -> Hashable | None:
     for leaf in leaves:
         if isinstance(leaf, (int, float)):
             found.append(leaf)
-        elif isinstance(leaf, np.ndarray) and leaf.nbytes <= LARGEST_KEY:
-            found.append((leaf.shape, str(leaf.dtype), leaf.tobytes()))
+        elif _is_here(leaf) and leaf.nbytes <= LARGEST_KEY:
+            array = np.asarray(leaf)
+            found.append((array.shape, str(array.dtype), array.tobytes()))
         else:
             return None
     return structure, tuple(found)
+
+
+def _is_here(leaf: Any) -> bool:
+    """Whether it is an array whose values this process has. A JAX array may be in pieces on other
+    hosts; that of random keys has no NumPy array."""
+    if not isinstance(leaf, jax.Array):
+        return isinstance(leaf, np.ndarray)
+    return (
+        not isinstance(leaf, core.Tracer)
+        and leaf.is_fully_addressable
+        and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
+    )

@@ -6,8 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from smalti.cli import bench_cases, bench_run
-from smalti.cli.sparse import key_of
+from smalti.cli import bench_cases, bench_run, sparse
+from smalti.cli.sparse import builds, key_of
 from smalti.cli.sparse_cases import DENSE, MASKS, Asked, tasks
 from smalti.cli.sparse_record import record_of, show
 from smalti.estimate.tune import Trial
@@ -99,6 +99,31 @@ def test_dense_rows_are_those_of_bench():
     assert not set(keys[False]) & bench
     every = keys[True] + keys[False]
     assert len(set(every)) == len(every)
+
+
+def test_a_masked_program_is_measured_anew_where_what_builds_it_has_changed(monkeypatch):
+    before = [(task, key_of(task)) for task in tasks(ASKED)]
+    monkeypatch.setattr(sparse, "_built_by", lambda: "changed")
+    for task, key in before:
+        changed = key_of(task)
+        if task.row.mask == DENSE:
+            assert changed == key
+        else:
+            assert {k for k in key if changed[k] != key[k]} == {"built_by"}
+
+
+def test_what_builds_a_masked_program():
+    assert builds("cli/sparse_cases.py")
+    assert builds("masks/runs.py")
+    for name in ("cli/sparse_record.py", "attention/tpu/forward.py", "estimate/masks.py"):
+        assert not builds(name)
+
+
+def test_a_digest_is_of_the_chosen_files():
+    everything = bench_run.digest_of(lambda name: True)
+    masks = bench_run.digest_of(builds)
+    assert masks == bench_run.digest_of(builds)
+    assert len({everything, masks, bench_run.digest_of(lambda name: False)}) == 3
 
 
 @pytest.mark.parametrize(

@@ -52,12 +52,12 @@ class Shape:
         rows = RingBuffer.rows(self.sinks, self.window, self.D, self.D)
         block = blocks.choose(
             Hkv=self.Hkv,
-            slots=rows,
-            rows=round_up(self.Hq // self.Hkv * self.T, 8),
+            rows=rows,
+            query_rows=round_up(self.Hq // self.Hkv * self.T, 8),
             D=self.D,
             Dv=self.D,
             itemsize=jnp.dtype(self.dtype).itemsize,
-        ).slots
+        ).rows
         position = self.length + np.arange(self.T)
         ring = self.sinks + (position - self.sinks) % self.window
         slot = np.where(position < self.sinks, position, ring)

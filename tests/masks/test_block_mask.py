@@ -216,6 +216,16 @@ def test_a_wrong_size_is_named(name, size):
         build_block_mask(masks.causal(), **{**sizes, name: size})
 
 
+@pytest.mark.parametrize("name", ["seqlen", "block_q", "block_k"])
+def test_a_wrong_size_has_the_name_that_it_was_given(name):
+    sizes = {**dict.fromkeys(("seqlen", "block_q", "block_k"), 4), name: 0}
+    with pytest.raises(ValueError, match=f"^{name}: got 0; it must be"):
+        build_block_mask(masks.causal(), 1, 1, **sizes)
+    make: Any = build_block_mask
+    with pytest.raises(ValueError, match=f"^{name}: got 0; it must be"):
+        make(masks.causal(), 1, 1, *sizes.values())
+
+
 def test_a_mask_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=re.escape("does not fit [B, Hq, Sq, Sk] = [2, 3, 7, 9]")):
         build(np.ones((9, 7), bool), GRID)

@@ -67,7 +67,9 @@ def attention(
         `explain_choice` says which and why. A named one never falls back. "reference" alone has
         derivatives in forward mode and of second order.
       block_sizes: `BlockSizes`, for implementations with tiles; None picks them. With a
-        `BlockMask` they are its own.
+        `BlockMask` they may only repeat its own; without them its tiles may be joined or split
+        ("blockwise"), or its mask cut anew, where it is known and the same for all batch entries
+        and heads ("pallas").
       interpret: for "pallas": True, or a ``pltpu.InterpretParams``, runs the kernels in an
         interpreter, on any platform and slowly.
 

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from smalti.cli.failing import STOPPED, Failed
-
-_FOLDER = Path("bench-results")
+from smalti.cli.options import RESULTS
 
 
 def bench(
@@ -34,10 +33,10 @@ def bench(
     ] = None,
     json: Annotated[
         Path, typer.Option("--json", metavar="FILE|-", help="Everything; - to stdout.")
-    ] = _FOLDER / "bench-tpu-estimate.json",
+    ] = RESULTS / "bench-tpu-estimate.json",
     chart: Annotated[
         Path, typer.Option("--chart", metavar="FILE", help=".png, .svg or .pdf.")
-    ] = _FOLDER / "bench-tpu-estimate.png",
+    ] = RESULTS / "bench-tpu-estimate.png",
     journal: Annotated[
         Path | None,
         typer.Option(

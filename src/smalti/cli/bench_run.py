@@ -10,6 +10,7 @@ from typing import Any
 import smalti
 from smalti.cli import output
 from smalti.cli.bench_cases import OURS, Asked, Task, tasks
+from smalti.cli.options import RESULTS
 from smalti.cli.tune_run import versions_now
 from smalti.estimate.compile.cache import cache_folder
 from smalti.estimate.tune import Found, Journal, Trial, measure, search
@@ -34,15 +35,12 @@ class Bench:
         return measure(replace(task.variant), task.shape.chip)
 
 
-FOLDER = Path("bench-results")
-
-
 def prepare(json: Path, chart: Path | None, journal: Path | None, jobs: int | None) -> Journal:
     """Checks that a comparison's files can be written, and opens its journal, before any work."""
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs {jobs}: at least 1")
     path = journal or cache_folder() / "bench.journal"
-    for file, ours in ((json, FOLDER), (chart, FOLDER), (path, cache_folder())):
+    for file, ours in ((json, RESULTS), (chart, RESULTS), (path, cache_folder())):
         if file is not None and file.parent == ours:
             ours.mkdir(parents=True, exist_ok=True)
     output.check(json, chart)
@@ -93,11 +91,16 @@ def key_of(task: Task) -> dict[str, Any]:
 
 @cache
 def _source(ours: bool) -> str:
+    return digest_of(lambda name: depends(name, ours))
+
+
+def digest_of(chosen: Callable[[str], bool]) -> str:
+    """Of the .py and .json files of smalti that are chosen by their names, as "masks/runs.py"."""
     root = Path(smalti.__file__).parent
     digest = hashlib.sha256()
     for path in sorted([*root.rglob("*.py"), *root.rglob("*.json")]):
         name = path.relative_to(root).as_posix()
-        if depends(name, ours):
+        if chosen(name):
             digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 

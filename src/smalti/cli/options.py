@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+RESULTS = Path("bench-results")  # where comparisons go unless told; git ignores it
 Chip = Annotated[str, typer.Option("--chip", help="v4, v5e, v5p, v6e or v7x.", metavar="CHIP")]
 Flags = Annotated[
     str,

@@ -2,14 +2,14 @@
 
 import sys
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from smalti.cli.failing import STOPPED, Failed
-
-_FOLDER = Path("bench-results")
+from smalti.cli.options import RESULTS
 
 
 def sparse(
@@ -23,7 +23,7 @@ def sparse(
     ] = None,
     json: Annotated[
         Path, typer.Option("--json", metavar="FILE|-", help="Everything; - to stdout.")
-    ] = _FOLDER / "sparse-tpu-estimate.json",
+    ] = RESULTS / "sparse-tpu-estimate.json",
     journal: Annotated[
         Path | None,
         typer.Option(
@@ -81,7 +81,8 @@ class Sparse:
 
 
 def key_of(task) -> dict[str, Any]:
-    """As `bench` has it, whose dense rows are the same."""
+    """As `bench` has it, whose dense rows are the same. Of the others, a peer's program too depends
+    on what makes the masks and puts them into calls."""
     from smalti.cli import bench_cases, bench_run
     from smalti.cli.sparse_cases import DENSE
 
@@ -91,4 +92,17 @@ def key_of(task) -> dict[str, Any]:
     )
     if row.mask != DENSE:
         key["case"] = {**asdict(row.case), "mask": row.mask}
+        key["built_by"] = _built_by()
     return key
+
+
+@cache
+def _built_by() -> str:
+    from smalti.cli.bench_run import digest_of
+
+    return digest_of(builds)
+
+
+def builds(name: str) -> bool:
+    """Whether a masked program is built by this file of smalti."""
+    return name == "cli/sparse_cases.py" or name.startswith("masks/")

@@ -23,11 +23,10 @@ from smalti.estimate.peers.variant import Call
 CHIPS = ("v5e", "v6e", "v7x")
 PASSES = ("forward", "both")
 HEADS, DIM = 8, 128
-# Each: a name, S, and the mask as `smalti.masks.parse` reads it; with traced ids, as training has
-# them, "traced documents".
+# Masks as `smalti.masks.parse` reads them.
 DENSE = "causal()"
 DOCUMENTS = "document(lengths=[1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024])"
-MASKS = (
+MASKS = (  # (S, mask)
     (8192, DENSE),
     (8192, "sliding_window(512)"),
     (8192, "streaming(sinks=4, window=512)"),

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from smalti.cli.bench_cases import FLAGS, OURS
-from smalti.cli.sparse_cases import DENSE, MASKS, Asked, Row, tasks
+from smalti.cli.sparse_cases import DENSE, DIM, HEADS, MASKS, Asked, Row, tasks
 from smalti.estimate.tune import Trial
 
 PEERS = ("splash", "xla")
@@ -110,7 +110,7 @@ def show(out: Console, record: Mapping[str, Any]) -> None:
         Text(
             "µs estimated, of the whole jitted call; backward: both passes less the forward; "
             "dense: the quickest causal kernel of ours and its peers; ÷: over ours. bfloat16, "
-            "B=1, 8 heads of 128; "
+            f"B=1, {HEADS} heads of {DIM}; "
             + ", ".join(f"{name} {version}" for name, version in record["versions"].items())
         )
     )

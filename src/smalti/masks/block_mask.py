@@ -21,7 +21,8 @@ class BlockMask:
 
     Use it as ``mask=`` of `smalti.attention`; at other lengths than its own it raises, with
     ``block_sizes`` other than its own too, and, where the mask depends on them, at another batch
-    size or number of heads. Made by `build_block_mask`.
+    size or number of heads. Without ``block_sizes`` attention may compute in other tiles than
+    these, joined or split, or cut anew of a known mask. Made by `build_block_mask`.
     """
 
     is_block_mask = True
@@ -90,13 +91,12 @@ def build_block_mask(mask_mod: Any, batch: int, heads: int, *sizes: int, **named
       ValueError: a size below 1, or a mask that does not fit the sizes.
     """
     found = _sizes(sizes, named)
-    given = {"batch": batch, "heads": heads, **found}
-    for name, value in given.items():
+    for name, value in (("batch", batch), ("heads", heads), *found):
         if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
             raise ValueError(f"{name}: got {value!r}; it must be an int of at least 1.")
         if value > MANY:
             raise ValueError(f"{name}: got {value!r}; it must be at most {MANY}.")
-    q_len, kv_len, block_q, block_kv = (int(value) for value in found.values())
+    q_len, kv_len, block_q, block_kv = (int(value) for _, value in found)
     block_q, block_kv = min(block_q, q_len), min(block_kv, kv_len)
     grid = TileGrid(int(batch), int(heads), q_len, kv_len, block_q, block_kv)
     mask = as_mask(mask_mod).bind(batch, heads, q_len, kv_len)
@@ -118,8 +118,8 @@ _ORDERS = {
 }
 
 
-def _sizes(sizes: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    """q_len, kv_len, block_q and block_kv (or their other names) of either form of the call."""
+def _sizes(sizes: tuple, named: dict[str, Any]) -> list[tuple[str, Any]]:
+    """q_len, kv_len, block_q and block_kv of either form of the call, under the names it has."""
     if len(sizes) not in _ORDERS:
         raise TypeError(f"build_block_mask: got {len(sizes)} sizes after heads. {_FORMS}")
     given = dict(zip(_ORDERS[len(sizes)], sizes, strict=True))
@@ -133,14 +133,9 @@ def _sizes(sizes: tuple, named: dict[str, Any]) -> dict[str, Any]:
     for one, same in (("seqlen", "q_len"), ("seqlen", "kv_len"), ("block_k", "block_kv")):
         if one in given and same in given:
             raise TypeError(f"build_block_mask: got both {one} and {same}. {_FORMS}")
-    keys = "block_k" if "block_k" in given else "block_kv"
-    found = {
-        "q_len": given.get("seqlen", given.get("q_len")),
-        "kv_len": given.get("seqlen", given.get("kv_len")),
-        "block_q": given.get("block_q"),
-        keys: given.get(keys),
-    }
-    missing = [name for name, value in found.items() if name not in given and value is None]
+    lengths = ("seqlen", "seqlen") if "seqlen" in given else ("q_len", "kv_len")
+    names = (*lengths, "block_q", "block_k" if "block_k" in given else "block_kv")
+    missing = [name for name in names if name not in given]
     if missing:
         raise TypeError(f"build_block_mask: {' and '.join(missing)} missing. {_FORMS}")
-    return found
+    return [(name, given[name]) for name in names]

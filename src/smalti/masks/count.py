@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax
 import numpy as np
-from jax import core
 
 from smalti.masks.block_mask import BlockMask
 from smalti.masks.runs import TileRuns, live_runs, runs_by_rows
-from smalti.masks.tiles import TileGrid
+from smalti.masks.tiles import TileGrid, is_known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +71,7 @@ def pairs_of(runs: TileRuns, grid: TileGrid, batch: int = 0, head: int = 0) -> i
 
 def entry(block_mask: BlockMask, batch: int, head: int) -> tuple[int, int]:
     """Where the runs of that batch entry and head are: at 0 if all of them share theirs."""
-    if any(isinstance(x, core.Tracer) for x in jax.tree.leaves(block_mask)):
+    if not is_known(block_mask):
         raise ValueError(
             "block_mask: its arrays are traced, so its tiles are not known yet. Show it outside of "
             "jit, or return it from there first."

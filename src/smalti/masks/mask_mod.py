@@ -27,6 +27,7 @@ from smalti.masks.tiles import TileGrid, TileIndex, Tiles, as_known, reduce_tile
 from smalti.masks.traced_mod import TracedMod, trace_mod
 
 MaskModFunction = Callable[[Any, Any, Any, Any], Any]
+EMPTY, CUT, WHOLE = 0, 1, 2  # a tile's state as one number
 
 
 class TileStates(NamedTuple):

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import core
 
-from smalti.masks.mask_mod import Mask, TileStates
-from smalti.masks.tiles import SomeTiles, TileGrid, Tiles
+from smalti.masks.mask_mod import CUT, EMPTY, WHOLE, Mask, TileStates
+from smalti.masks.tiles import SomeTiles, TileGrid, Tiles, is_known
 
 # Tiles that are looked at together where the mask is known: a few times as many bytes.
 TOGETHER = 1 << 21
@@ -52,7 +50,7 @@ def find_runs(mask: Mask, grid: TileGrid) -> TileRuns:
 
 def runs_by_rows(mask: Mask, grid: TileGrid) -> Iterator[tuple[int, TileRuns]]:
     """`find_runs` in parts of so many rows as need little memory; each with its first row."""
-    if any(isinstance(x, core.Tracer) for x in jax.tree.leaves(mask)):
+    if not is_known(mask):
         yield 0, _runs(mask, grid)
         return
     by_batch, by_head = mask.varies()
@@ -97,21 +95,21 @@ def _join(states: TileStates, places: Any, num: int) -> TileRuns:
     known = all(isinstance(x, np.ndarray) for x in (*states, places))
     xp: Any = np if known else jnp
     some, every, places = xp.broadcast_arrays(*states, places)
-    state = xp.where(some, xp.where(every, 2, 1), 0).astype(np.int8)  # empty, cut, whole
-    edge = xp.zeros((*state.shape[:-1], 1), np.int8)
-    begins = (state > 0) & (state != xp.concatenate([edge, state[..., :-1]], -1))
-    ends = (state > 0) & (state != xp.concatenate([state[..., 1:], edge], -1))
+    state = xp.where(some, xp.where(every, WHOLE, CUT), EMPTY).astype(np.int8)
+    edge = xp.full((*state.shape[:-1], 1), EMPTY, np.int8)
+    begins = (state != EMPTY) & (state != xp.concatenate([edge, state[..., :-1]], -1))
+    ends = (state != EMPTY) & (state != xp.concatenate([state[..., 1:], edge], -1))
     after = xp.concatenate([places[..., 1:], xp.full_like(edge, num, dtype=np.int32)], -1)
     if known:
         row = np.flatnonzero(begins) // state.shape[-1]
-        runs = places[begins], after[ends], state[begins] == 2
+        runs = places[begins], after[ends], state[begins] == WHOLE
         return _rows_of(row, *runs, lead=state.shape[:-1], num=num)
     # Tiles that begin (end) a run, first; the others are pushed past them and become empty runs.
     start = xp.sort(xp.where(begins, places, num), -1)
     stop = xp.sort(xp.where(ends, after, num + 1), -1)
     stop = xp.where(start == num, num, stop)
     order = xp.argsort(~begins, axis=-1, stable=True)
-    whole = xp.take_along_axis(begins & (state == 2), order, -1)
+    whole = xp.take_along_axis(begins & (state == WHOLE), order, -1)
     return TileRuns(start.astype(np.int32), stop.astype(np.int32), whole)
 
 
@@ -167,9 +165,11 @@ def transpose(runs: TileRuns, num: int) -> TileRuns:
     live = runs.start < runs.stop
     plane, row = np.divmod(np.flatnonzero(live) // runs.start.shape[-1], rows)
     line = plane * (rows + 1) + row  # past a plane's last row there is an empty one
-    start, stop, state = runs.start[live], runs.stop[live], 1 + runs.whole[live].astype(np.int8)
+    start, stop = runs.start[live], runs.stop[live]
+    state = np.where(runs.whole[live], WHOLE, CUT).astype(np.int8)
 
-    # On each line, the states of its row (now) and of the row before it, as sums of steps.
+    # On each line, the states of its row (now) and of the row before it, as sums of steps, which
+    # begin at EMPTY, 0.
     line = np.concatenate([line, line, line + 1, line + 1])
     place = np.concatenate([start, stop, start, stop])
     none = np.zeros_like(state)
@@ -190,8 +190,8 @@ def transpose(runs: TileRuns, num: int) -> TileRuns:
     column = plane * num + column
     order = np.lexsort((row, column))
     column, row, state = column[order], row[order], state[order]
-    live = np.flatnonzero(state > 0)  # a column's last state is empty: the next one ends it
-    flat = column[live], row[live], row[live + 1], state[live] == 2
+    live = np.flatnonzero(state != EMPTY)  # a column's last state is empty: the next one ends it
+    flat = column[live], row[live], row[live + 1], state[live] == WHOLE
     return _rows_of(*flat, lead=(batch, heads, num), num=rows)
 
 

@@ -11,10 +11,10 @@ import numpy as np
 from smalti.masks.block_mask import BlockMask
 from smalti.masks.catalogue import causal
 from smalti.masks.count import count, entry, pairs_of
+from smalti.masks.mask_mod import CUT, EMPTY, WHOLE
 from smalti.masks.runs import find_runs, live_runs
 from smalti.masks.tiles import TileGrid
 
-EMPTY, CUT, WHOLE = 0, 1, 2
 MOST_ROWS = 40  # of a drawing in text; a screen's height
 MOST_CELLS = 256  # a side, of a picture
 MOST_PAIRS = 1024  # queries or keys that a picture shows one by one

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import core, lax
@@ -145,6 +146,11 @@ class TileIndex:
 def int32s(*indices) -> tuple:
     """Indices of one type, which slices need: with x64 enabled, Python's ints would be int64."""
     return tuple(jnp.asarray(i, jnp.int32) for i in indices)
+
+
+def is_known(tree: Any) -> bool:
+    """Whether all arrays of a mask, or of any other tree, have values while tracing."""
+    return not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def as_known(array):

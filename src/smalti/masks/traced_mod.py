@@ -14,9 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import core
 from jax.extend.core import Literal
 
+from smalti.masks.tiles import is_known
 from smalti.varying import vary_over, varying_axes
 
 
@@ -33,7 +33,7 @@ class TracedMod:
     @property
     def is_known(self) -> bool:
         """Whether every captured array has a value while tracing."""
-        return not any(isinstance(x, core.Tracer) for x in self.captured)
+        return is_known(self.captured)
 
     @property
     def floating(self) -> list:

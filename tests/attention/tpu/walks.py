@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from smalti import masks
-from smalti.attention.tpu.known import CUT, EMPTY, GRAIN, WHOLE, Cells
+from smalti.attention.tpu.known import GRAIN, Cells
 from smalti.attention.tpu.plan import Divided, divisions
 from smalti.attention.tpu.tiles import Blocks, Part, Walk, strips
 from smalti.masks import BlockMask
+from smalti.masks.mask_mod import CUT, EMPTY, WHOLE
 from smalti.tpu.lanes import LANES, round_up
 
 Sizes = tuple[int, int, int, int]  # B, Hq, Sq, Sk

@@ -17,13 +17,13 @@ import itertools
 import jax
 import numpy as np
 
-from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, is_known, strips
+from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk, held, strips
 from smalti.eagerly import eagerly, remembered
 from smalti.masks import Mask
-from smalti.masks.tiles import TileGrid
+from smalti.masks.mask_mod import CUT, EMPTY, WHOLE
+from smalti.masks.tiles import TileGrid, is_known
 from smalti.tpu.lanes import LANES, round_up
 
-EMPTY, CUT, WHOLE = 0, 1, 2
 MOST_CELLS = 2**20  # of a head
 MOST_PATTERNS = 64  # of cut cells
 MOST_CLASSES = 8  # each is code of its own

@@ -21,11 +21,11 @@ from smalti.attention.block_sizes import BlockSizes
 from smalti.attention.tpu.block_sizes import Direction, choose, of_block_mask
 from smalti.attention.tpu.known import Cells, Planner, find_cells, plan_known
 from smalti.attention.tpu.mods import NO_MOD, KernelMod, Sizes, find_band, split, traced_mask
-from smalti.attention.tpu.tiles import Blocks, Part, Parts, TileClass, Walk, held, is_known
+from smalti.attention.tpu.tiles import Blocks, Part, Parts, TileClass, Walk, held
 from smalti.eagerly import eagerly
 from smalti.masks import BlockMask, Mask
 from smalti.masks.mask_mod import And, TileStates
-from smalti.masks.tiles import TileGrid, reduce_tiles
+from smalti.masks.tiles import TileGrid, is_known, reduce_tiles
 from smalti.tpu.lanes import LANES
 
 MOST_KNOWN_CLASSES = 3  # beside a rest; each is code of its own, up to three times

@@ -15,9 +15,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import core
-
-from smalti.masks import Mask
 
 Band = tuple[int | None, int | None]
 
@@ -173,11 +170,6 @@ class Walk:
         if self.lists.shape[0] == 1:
             return 0
         return self.entry(b, h) * (self.num_q * self.num_kv) + i * self.num_kv + j
-
-
-def is_known(mask: Mask) -> bool:
-    """Whether all that it is made of has a value while tracing."""
-    return not any(isinstance(x, core.Tracer) for x in jax.tree.leaves(mask))
 
 
 def held(live, xp) -> dict[str, Any]:

@@ -144,9 +144,9 @@ def forward(q, q_sinks, cache: RingBuffer, k, v, lengths, *, scale, softcap, int
     group = Hq // Hkv
     rows = round_up(group * T, SUBLANES)
     chosen = blocks.choose(
-        Hkv=Hkv, slots=cache.k.shape[2], rows=rows, D=D, Dv=Dv, itemsize=q.dtype.itemsize
+        Hkv=Hkv, rows=cache.k.shape[2], query_rows=rows, D=D, Dv=Dv, itemsize=q.dtype.itemsize
     )
-    heads, block = chosen.heads, chosen.slots
+    heads, block = chosen.heads, chosen.rows
 
     def by_group(q):
         return padded(q.reshape(B, Hkv, group * T, D), rows)
