@@ -193,10 +193,13 @@ def test_queries_that_meet_all_of_their_keys_at_once(mask, q_len, kv_len, blocks
         assert (visits(walk, 1, 1).in_strips[..., :q_len] == 1).all()
 
 
-def test_first_keys_are_computed_beside_a_window():
+@pytest.mark.parametrize(
+    ("sinks", "rows"), [(4, 16), (16, 16), (40, 48), (48, 48), (64, 64)], ids=lambda x: str(x)
+)
+def test_first_keys_are_computed_beside_a_window(sinks, rows):
     """Where the window of `masks.streaming` has left them behind, as a narrow part of its tiles."""
     blocks = Blocks(512, 1024, 256, 4096, 4096)
-    cells, visible = cells_known(masks.streaming(sinks=4, window=512), 4096, 4096)
+    cells, visible = cells_known(masks.streaming(sinks=sinks, window=512), 4096, 4096)
     walk = plan_known(cells, blocks)
     assert walk is not None
     assert walk.one_tile_per_query
@@ -204,11 +207,11 @@ def test_first_keys_are_computed_beside_a_window():
     tiles = [places for classes in lists_of(walk) for _, places in classes]
     assert sum(map(len, tiles)) == 8, "one for each 512 queries"
     narrow = {part for part in walk.parts if part.place is not None}
-    expected = {
-        Part(q, q + 256, 0, 16, band=(None, None), seen=(0, 4), place=1024) for q in (0, 256)
-    }
+    some = {} if sinks == rows else {"band": (None, None), "seen": (0, sinks)}
+    expected = {Part(q, q + 256, 0, rows, place=1024, **some) for q in (0, 256)}
     assert narrow == expected
-    assert walk.tile_shape == (1040, 512)
+    assert walk.tile_shape == (1024 + rows, 512)
+    assert walk.first_keys == rows
     # A register of keys is not cut up: they are tiles of their own, and need sums.
     in_lanes = plan_known(cells, dataclasses.replace(blocks, keys_in_lanes=True))
     assert in_lanes is not None

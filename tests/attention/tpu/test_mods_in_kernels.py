@@ -7,6 +7,8 @@ import pytest
 
 import smalti
 from smalti import BlockSizes, masks
+from smalti.attention.tpu import block_sizes
+from smalti.attention.tpu.grid import Grid
 from tests.support.calls import check
 from tests.support.inputs import Sizes, draw, normal
 
@@ -47,7 +49,9 @@ tripled.defjvp(lambda primals, tangents: (jnp.tanh(primals[0]), 3.0 * tangents[0
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("function", [straight_through, tripled], ids=["vjp", "jvp"])
+@pytest.mark.parametrize(
+    "function", [straight_through, tripled, jax.checkpoint(jnp.tanh)], ids=["vjp", "jvp", "remat"]
+)
 def test_functions_with_derivatives_of_their_own(function):
     inputs = draw(SIZES)
     make = {"score_mod": lambda: lambda s, b, h, i, j: s + function(s)}
@@ -137,3 +141,37 @@ def test_keys_that_only_the_traced_part_of_a_mask_hides():
     )
     for a, b in zip(want, got, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("length", "score_mod", "queries"),
+    [
+        (1, lambda x, score, h, i, j: score + x[h] * (j - i), "arbitrary"),
+        (511, lambda x, score, h, i, j: score + x[i - j + 255], "arbitrary"),
+        (256, lambda x, score, h, i, j: score + x[i], "parallel"),
+    ],
+    ids=["number", "relative", "by query"],
+)
+def test_steps_that_add_to_one_gradient_are_of_one_core(length, score_mod, queries, monkeypatch):
+    """On chips with two cores, steps along a parallel axis are divided among them."""
+    monkeypatch.setattr(block_sizes, "MOST_MAJOR", 128)
+    semantics, call = {}, Grid.call
+
+    def recorded(grid, *args, name, **options):
+        semantics[name] = dict(zip(grid.order, grid.semantics, strict=True))
+        return call(grid, *args, name=name, **options)
+
+    monkeypatch.setattr(Grid, "call", recorded)
+    q = jnp.zeros((1, 256, 1, 8))
+
+    def loss(x):
+        def with_array(score, b, h, i, j):
+            return score_mod(x, score, h, i, j)
+
+        return smalti.attention(q, q, q, score_mod=with_array, **INTERPRETED).sum()
+
+    jax.eval_shape(jax.grad(loss), jax.ShapeDtypeStruct((length,), jnp.float32))
+    found = semantics["smalti_attention_backward_dq"]
+    assert found["i"] == queries
+    assert found["g"] == "parallel"
+    assert found["j"] == "arbitrary"

@@ -29,7 +29,10 @@ ELEMENTWISE = CHEAP | {
 }
 # Calls that are evaluated by what is in them, and what they call it; and those that have a
 # derivative of their own, so that they stay calls.
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "checkpoint": "jaxpr"}
+CALLS = {
+    "jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr",
+    "checkpoint": "jaxpr", "remat2": "jaxpr",
+}  # fmt: skip
 OWN_DERIVATIVES = {"custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
 
 
