@@ -241,3 +241,101 @@ def test_rows_with_a_very_low_bias_do_no_harm(implementation, low):
     if implementation == "pallas":  # works in base 2, where float32 ends at 0.69 of its natural end
         expected = np.maximum(expected, LOWEST * LN_2)
     np.testing.assert_allclose(got["lse"][:, :, padded], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("how", ["bias", "score_mod"])
+@pytest.mark.parametrize("low", [-1e9, -1e30, float(np.finfo(np.float32).min)])
+def test_the_weights_of_a_row_of_very_low_scores_add_up_to_1(implementation, how, low):
+    """In the backward as well, though the logarithm of their sum is lost in the logsumexp: what
+    flows into all values is what flowed into the row."""
+    arguments: dict = {"bias": np.full((1, 1, 1, SIZES.Sk), low, np.float32)}
+    if how == "score_mod":
+        arguments = {"score_mod": lambda score, *_: jnp.maximum(score + low, low)}
+    inputs = draw(SIZES)
+    got = run(inputs, implementation=implementation, **arguments)
+    want = inputs.dout.sum(1).reshape(SIZES.B, SIZES.Hkv, -1, SIZES.Dv).sum(2)
+    np.testing.assert_allclose(got["dv"].sum(1), want, atol=1e-4)
+    # All weights are equal, so that this is plain attention without scores.
+    flat = run(inputs, implementation=implementation, score_mod=lambda score, *_: 0.0 * score)
+    np.testing.assert_allclose(got["out"], flat["out"], atol=1e-5)
+    np.testing.assert_allclose(got["dv"], flat["dv"], atol=1e-5)
+
+
+# Each: a score function, its array, and a mask. Where nobody sees, a derivative is infinite.
+INFINITE = {
+    "by distance": (
+        lambda s, b, h, i, j, w: s - jnp.log(1 + w[h] * (i - j)),
+        np.full(4, 0.5, np.float32),
+        masks.causal(offset=0),
+    ),
+    "by key": (
+        lambda s, b, h, i, j, w: s + jnp.log(w[j]),
+        (np.arange(140) < 90).astype(np.float32),
+        None,
+    ),
+    "by query": (
+        lambda s, b, h, i, j, w: s * jnp.sqrt(w[i]),
+        (np.arange(21) < 13).astype(np.float32),
+        masks.lengths(q=13),
+    ),
+    "by head": (
+        lambda s, b, h, i, j, w: s * jnp.sqrt(w[h]),
+        np.array([1, 0, 2, 3], np.float32),
+        np.array([True, False, True, True])[:, None, None],
+    ),
+    "nothing is seen": (
+        lambda s, b, h, i, j, w: s * jnp.sqrt(w),
+        np.float32(0),
+        masks.lengths(q=0),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", INFINITE)
+def test_infinite_derivatives_where_nobody_sees_reach_no_array(implementation, name):
+    score_mod, array, mask = INFINITE[name]
+    got = run(
+        draw(SIZES),
+        implementation=implementation,
+        score_mod=score_mod,
+        captured=(array,),
+        mask=mask,
+    )
+    want = run(
+        draw(SIZES), implementation="reference", score_mod=score_mod, captured=(array,), mask=mask
+    )
+    assert np.isfinite(want["captured0"]).all()
+    np.testing.assert_allclose(got["captured0"], want["captured0"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("read", ["by head", "by distance", "taken twice"])
+def test_gradients_of_half_precision_arrays_are_summed_in_float32(implementation, read):
+    """In bfloat16 a sum of ones ends at 256."""
+    score_mod = {
+        "by head": lambda s, b, h, i, j, w: s + w[h],
+        "by distance": lambda s, b, h, i, j, w: s + jnp.sin(w[h] * (j - i)) + w[h],
+        "taken twice": lambda s, b, h, i, j, w: (
+            s + jnp.take(w, h) * w.astype(jnp.float32)[h] + w[0]
+        ),
+    }[read]
+    inputs = draw(Sizes(B=1, Sq=300, Sk=160, Hq=2, Hkv=1, D=8, Dv=8))
+    inputs.dlse[...] = 1
+    inputs.dout[...] = 0
+    arguments = {"implementation": implementation, "score_mod": score_mod}
+    got, want = (
+        run(inputs, captured=(np.array([1, 1], dtype),), **arguments)["captured0"]
+        for dtype in (jnp.bfloat16, np.float32)
+    )
+    assert got.dtype == jnp.bfloat16
+    assert abs(want).max() > 299
+    np.testing.assert_allclose(got.astype(np.float32), want, rtol=2**-8, atol=2)
+
+
+def test_sinks_of_minus_infinity_are_the_lse_of_empty_rows(implementation):
+    """Whose derivative is then 1, as of any other sink."""
+    inputs = draw(SIZES)
+    sinks = np.array([-INF, 0.5, -INF, 0], np.float32)
+    got = run(inputs, implementation=implementation, mask=masks.lengths(q=13), sinks=sinks)
+    assert (got["lse"][:, [0, 2], 13:] == -INF).all()
+    want = inputs.dlse[:, [0, 2], 13:].sum((0, 2))
+    np.testing.assert_allclose(got["dsinks"][[0, 2]], want, rtol=1e-5)

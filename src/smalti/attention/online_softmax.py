@@ -36,10 +36,16 @@ def update(state: State, scores, weigh_values) -> State:
 
 
 def finish(state: State):
-    """``(out, lse)`` of the rows; 0 and −inf where no key was seen."""
+    """``(out, lse, correction)`` of the rows; 0, −inf and 1 where no key was seen.
+
+    correction: what ``exp(score − lse)`` is to be multiplied by to be a weight, as lse is rounded:
+    of scores of −1e9, log l is lost in it.
+    """
     empty = state.m == -jnp.inf
-    out = state.acc / jnp.where(empty, 1, state.l)[..., None]
-    return out, jnp.where(empty, -jnp.inf, state.m + jnp.log(jnp.where(empty, 1, state.l)))
+    m, l = _finite(state.m), jnp.where(empty, 1, state.l)  # noqa: E741
+    lse = m + jnp.log(l)
+    out = state.acc / l[..., None]
+    return out, jnp.where(empty, -jnp.inf, lse), jnp.exp((lse - m) - jnp.log(l))
 
 
 def merge(out_a, lse_a, out_b, lse_b):

@@ -195,7 +195,8 @@ def _score_mod(score_mod) -> TracedMod | None:
             "score_mod(score, b, h, q_idx, kv_idx)."
         )
     score, index = jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((), jnp.int32)
-    return trace_mod(score_mod, (score, *(index,) * 4), name="score_mod", result=float)
+    mod = trace_mod(score_mod, (score, *(index,) * 4), name="score_mod", result=float)
+    return mod.widened()
 
 
 def _bias(bias, sizes):

@@ -51,6 +51,14 @@ class TracedMod:
         replaced = (next(rest) if x is None or _is_floating(x) else x for x in self.captured)
         return dataclasses.replace(self, captured=tuple(replaced))
 
+    def widened(self) -> TracedMod:
+        """The mod with captured arrays of half precision in float32: they are rounded to what the
+        program was traced with after they are read (`as_read`), so that the gradients of what many
+        positions read are summed in float32."""
+        return self.with_floating(
+            [x.astype(jnp.float32) if jnp.finfo(x.dtype).bits < 32 else x for x in self.floating]
+        )
+
     def call(self, *args):
         """The scalar program on scalars."""
         (out,) = _evaluate(self.jaxpr, self.captured, *args)
@@ -108,6 +116,26 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
     return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr))
 
 
+# What passes on elements of an array as they are.
+READS = (
+    "broadcast_in_dim", "concatenate", "dynamic_slice", "gather", "reshape", "rev", "slice",
+    "squeeze", "transpose",
+)  # fmt: skip
+
+
+def as_read(inputs, equation) -> list:
+    """``inputs`` of an equation in the floating dtypes that it was traced with; but what passes on
+    elements takes them wider."""
+    dtypes = {jnp.result_type(x) for x in inputs if _is_floating(x)}
+    if equation.primitive.name in READS and len(dtypes) <= 1:
+        return list(inputs)
+    pairs = zip(inputs, (atom.aval for atom in equation.invars), strict=True)
+    return [
+        x.astype(aval.dtype) if _is_floating(x) and x.dtype != aval.dtype else x
+        for x, aval in pairs
+    ]
+
+
 def _is_floating(x) -> bool:
     return jnp.issubdtype(jnp.result_type(x), jnp.floating)
 
@@ -140,6 +168,7 @@ def _evaluate(jaxpr, captured, *args):
             inner = eqn.params["jaxpr"]
             outputs = _evaluate(inner.jaxpr, inner.consts, *inputs)
         else:
+            inputs = as_read(inputs, eqn)
             outputs = eqn.primitive.bind(*inputs, **eqn.primitive.get_bind_params(eqn.params))
             outputs = outputs if eqn.primitive.multiple_results else [outputs]
         values.update(zip(eqn.outvars, outputs, strict=True))

@@ -147,8 +147,8 @@ def test_keys_that_only_the_traced_part_of_a_mask_hides():
     ("length", "score_mod", "queries"),
     [
         (1, lambda x, score, h, i, j: score + x[h] * (j - i), "arbitrary"),
-        (511, lambda x, score, h, i, j: score + x[i - j + 255], "arbitrary"),
-        (256, lambda x, score, h, i, j: score + x[i], "parallel"),
+        (2047, lambda x, score, h, i, j: score + x[i - j + 1023], "arbitrary"),
+        (1024, lambda x, score, h, i, j: score + x[i], "parallel"),
     ],
     ids=["number", "relative", "by query"],
 )
@@ -162,7 +162,7 @@ def test_steps_that_add_to_one_gradient_are_of_one_core(length, score_mod, queri
         return call(grid, *args, name=name, **options)
 
     monkeypatch.setattr(Grid, "call", recorded)
-    q = jnp.zeros((1, 256, 1, 8))
+    q = jnp.zeros((1, 1024, 1, 8))
 
     def loss(x):
         def with_array(score, b, h, i, j):

@@ -22,7 +22,8 @@ def forward(q, k, v, mods: Mods, walk: Walk, precision):
       walk: the live tiles.
 
     Returns:
-      ``out [B, Hkv, G, Sq, Dv]`` and ``lse [B, Hkv, G, Sq]``, float32, padded.
+      ``out [B, Hkv, G, Sq, Dv]``, ``lse [B, Hkv, G, Sq]`` and the correction of weights made
+      with it (`online_softmax.finish`), like it; float32, padded.
     """
     group, block_q = q.shape[2], walk.grid.block_q
     rows = (walk.num_b, walk.num_h, group * block_q)
@@ -48,8 +49,8 @@ def forward(q, k, v, mods: Mods, walk: Walk, precision):
         state = lax.fori_loop(walk.row_start[r], walk.row_stop[r], chunk, empty)
         return None, finish(state)
 
-    _, (out, lse) = lax.scan(row, None, jnp.arange(len(walk.row_q), dtype=jnp.int32))
-    return join_rows(out, walk, group), join_rows(lse, walk, group)
+    _, found = lax.scan(row, None, jnp.arange(len(walk.row_q), dtype=jnp.int32))
+    return tuple(join_rows(x, walk, group) for x in found)
 
 
 def join_rows(x, walk: Walk, group: int):

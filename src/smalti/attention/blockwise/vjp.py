@@ -70,6 +70,7 @@ def blockwise(
         empty = (lse == -jnp.inf)[..., None]  # 0 whatever the sink, and so is its derivative
         out, lse = merge(out, lse, jnp.zeros_like(out), sink)
         out = jnp.where(empty, 0, out)
+        lse = jnp.where(empty[..., 0], sink, lse)  # the sink's also where it is −inf
     return out.astype(q.dtype), lse
 
 
@@ -84,9 +85,9 @@ _attend = jax.jit(_attend_vjp, static_argnums=(7,))
 def _forward(q, k, v, bias, floats, mods, walk, precision):
     q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)
     mods_filled = _fill(mods, padded_bias, floats, walk)
-    out, lse = forward(q_tiles, k_tiles, v_tiles, mods_filled, walk, precision)
-    out, lse = (_join_heads(x)[:, :, : walk.grid.q_len] for x in (out, lse))
-    return (out, lse), (q, k, v, bias, floats, mods, walk, out, lse)
+    found = forward(q_tiles, k_tiles, v_tiles, mods_filled, walk, precision)
+    out, lse, correction = (_join_heads(x)[:, :, : walk.grid.q_len] for x in found)
+    return (out, lse), (q, k, v, bias, floats, mods, walk, out, lse, correction)
 
 
 def _backward(precision, residuals, cotangents):
@@ -96,12 +97,12 @@ def _backward(precision, residuals, cotangents):
 
 
 def _gradients(precision, residuals, cotangents):
-    q, k, v, bias, floats, mods, walk, out, lse = residuals
+    q, k, v, bias, floats, mods, walk, out, lse, correction = residuals
     dout, dlse = cotangents
-    # Rounded first: with the same dout in delta and in the products, the gradients of a row's
-    # scores add up to 0 as they should.
-    dout = dout.astype(q.dtype)
-    delta = (out * dout.astype(jnp.float32)).sum(-1) - dlse
+    # What weights are multiplied by is corrected instead of them, and rounded first: with the same
+    # dout in delta and in the products, the gradients of a row's scores add up to 0 as they should.
+    dout = (dout * correction[..., None]).astype(q.dtype)
+    delta = (out * dout.astype(jnp.float32)).sum(-1) - dlse * correction
 
     q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)
     dout, lse, delta = (_pad_queries(x, k.shape[1], walk) for x in (dout, lse, delta))

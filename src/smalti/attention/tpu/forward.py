@@ -30,6 +30,7 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
     v_ref = refs.v  # [major_kv, Dv]
     out_ref = refs.out  # [major_q, Dv]
     lse_ref = refs.lse  # [1, major_q] float32, in base 2
+    correction_ref = refs.correction  # like it, or not made
     m_ref, l_ref = refs.m, refs.l  # [1, major_q] float32, m in base 2
     acc_ref = refs.acc  # [Dv, major_q] float32, with streamed tiles [major_q, Dv]
     scores_ref = refs.scores  # [2, block_kv or more, block_q] float32
@@ -107,7 +108,10 @@ def kernel(refs: Refs, *, rules: Rules, grid: Grid):
             top = jnp.maximum(m, sink)
             decay = jnp.exp2(m - top)
             l, m = l * decay + jnp.exp2(sink - top), top  # noqa: E741
-        lse_ref[:, rows] = jnp.where(empty, -jnp.inf, m + jnp.log2(l))
+        lse = m + jnp.log2(l)
+        lse_ref[:, rows] = jnp.where(empty, -jnp.inf, lse)
+        if correction_ref is not None:
+            correction_ref[:, rows] = jnp.where(empty, 1.0, jnp.exp2((lse - m) - jnp.log2(l)))
         factor = jnp.where(empty, 0.0, decay / l)
         out = acc * (to_column(factor) if blocks.streamed else factor)
         put(out_ref, rows, out, heads, by_row=blocks.streamed)
@@ -148,7 +152,9 @@ def forward(
 
     Returns:
       ``out`` like q with Dv, ``lse [B, Hq, 1, Sq]`` float32 in base 2; −inf where no key is seen,
-      also where there is a sink.
+      also where there is a sink. And with a ``score_mod`` or bias, which may make all scores of a
+      row hugely negative, ``correction`` like lse, else None: what ``exp(score − lse)`` is to be
+      multiplied by, as lse was rounded.
     """
     blocks = walk.blocks
     grid = Grid.by_queries(heads, walk)
@@ -168,10 +174,13 @@ def forward(
         acc = (blocks.major_q, heads.Dv) if blocks.streamed else (heads.Dv, blocks.major_q)
         shapes = {"m": (1, blocks.major_q), "l": (1, blocks.major_q), "acc": acc}
         sums = {name: pltpu.VMEM(shape, jnp.float32) for name, shape in shapes.items()}
-    out, lse = grid.call(
+    outputs = [grid.by_query("out", out, heads.Dv), grid.row("lse", lse)]
+    if rules.score_mod.is_given or bias is not None:
+        outputs.append(grid.row("correction", lse))
+    out, lse, *correction = grid.call(
         kernel,
         inputs,
-        [grid.by_query("out", out, heads.Dv), grid.row("lse", lse)],
+        outputs,
         {**sums, "scores": pltpu.VMEM((2, *walk.tile_shape), jnp.float32)},
         rules=rules,
         products=2,
@@ -179,4 +188,4 @@ def forward(
         vmem_limit_bytes=vmem_limit,
         interpret=interpret,
     )
-    return out, lse
+    return out, lse, correction[0] if correction else None

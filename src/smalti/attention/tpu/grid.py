@@ -23,7 +23,7 @@ from smalti.attention.tpu.tiles import Walk
 from smalti.tpu.launch import launch
 
 Refs = Any  # a namespace of refs by name; an operand that is not there is None
-OPTIONAL = ("pairs", "sinks", "bias", "dq", "dk", "dv", "m", "l", "acc", "dq_acc")
+OPTIONAL = ("pairs", "sinks", "bias", "correction", "dq", "dk", "dv", "m", "l", "acc", "dq_acc")
 LISTS = ("mask", "score_mod", "dscore_mod")  # of operands, of which there may be none
 AXES = ("b", "hkv", "g", "i", "j")
 

@@ -11,6 +11,7 @@ JAX carries on to the arrays themselves.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -25,7 +26,8 @@ from smalti.attention.tpu.tiles import Band
 from smalti.eagerly import eagerly, remembered
 from smalti.masks import Mask
 from smalti.masks.mask_mod import BoundMaskMod
-from smalti.masks.traced_mod import TracedMod, trace_mod
+from smalti.masks.traced_mod import READS, TracedMod, trace_mod
+from smalti.varying import vary_over, varying_axes
 
 Kind = Literal["number", "q", "kv", "relative", "scores"]  # along what an operand runs
 Sizes = tuple[int, int, int, int]  # B, Hq, Sq, Sk
@@ -37,7 +39,6 @@ KINDS: dict[frozenset[str], Kind] = {
     frozenset((K,)): "kv",
     frozenset((DIFFERENCE,)): "relative",
 }
-READS = ("squeeze", "reshape", "gather", "dynamic_slice")  # how an element of an array is read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +122,8 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
         if variable.aval.dtype == jnp.bool_ and large and not by_score:
             hoisted.append(variable)
             return
+        while equation.primitive.name in READS and equation.invars[0] in facts.made_by:
+            equation = facts.made_by[equation.invars[0]]
         if equation.primitive.name in READS:
             why = (
                 "it reads an array at an index that depends on the score, or on q_idx and kv_idx "
@@ -201,32 +204,72 @@ def _outside(
     batch, heads, q_len, kv_len = sizes
     reads = facts.reads[variable]
 
-    def of_scalars(b, h, q, k):
+    def of_scalars(captured, b, h, q, k):
         values = dict(zip(program.arrays, captured, strict=True))
         scalars = (jnp.float32(0), b, h, q, k)[-len(program.arguments) :]
         values |= dict(zip(program.arguments, scalars, strict=True))
         return evaluate(facts.ancestors(variable), values, variable)
 
-    nothing = jnp.zeros(1, jnp.int32)
+    nothing = np.zeros(1, np.int32)
     b, h = (
-        jnp.arange(n, dtype=jnp.int32) if name in reads else nothing
+        np.arange(n, dtype=np.int32) if name in reads else nothing
         for name, n in ((B, batch), (H, heads))
     )
     q, k = nothing, nothing
     if operand.kind in ("q", "scores"):
-        q = jnp.arange(q_len, dtype=jnp.int32)
+        q = np.arange(q_len, dtype=np.int32)
     if operand.kind in ("kv", "scores"):
-        k = jnp.arange(kv_len, dtype=jnp.int32)
+        k = np.arange(kv_len, dtype=np.int32)
     if operand.kind == "relative":
-        q = jnp.arange(1 - kv_len, q_len, dtype=jnp.int32)
-    over = of_scalars
-    for axis in (3, 2, 1, 0):
-        over = jax.vmap(over, in_axes=tuple(0 if n == axis else None for n in range(4)))
-    x = over(b, h, q, k)
+        q = np.arange(1 - kv_len, q_len, dtype=np.int32)
+    x = _over(of_scalars, captured, (b, h, q, k))
     if operand.kind == "relative":
         x = x.swapaxes(2, 3)
     dtype = jnp.float32 if operand.floating else jnp.int32
     return x.astype(jnp.bfloat16 if operand.kind == "scores" else dtype)
+
+
+def _over(of_scalars, captured, indices):
+    """``of_scalars(captured, b, h, q, k)`` over vectors of indices: ``[b, h, q, k]``.
+
+    Its gradient is that of the places whose cotangent is not 0. Nobody sees the others, where the
+    derivative may be infinite, and 0 times it NaN: there it is taken at one of the former.
+    """
+    is_floating = [jnp.issubdtype(jnp.result_type(x), jnp.floating) for x in captured]
+    floats = [x for x, yes in zip(captured, is_floating, strict=True) if yes]
+    rest = [x for x, yes in zip(captured, is_floating, strict=True) if not yes]
+    floats, rest = vary_over((floats, rest), varying_axes((floats, rest)))
+
+    def joined(floats, rest) -> list:
+        of = {True: iter(floats), False: iter(rest)}
+        return [next(of[yes]) for yes in is_floating]
+
+    def all_of(floats, rest):
+        over = functools.partial(of_scalars, joined(floats, rest))
+        for axis in (3, 2, 1, 0):
+            over = jax.vmap(over, in_axes=tuple(0 if n == axis else None for n in range(4)))
+        return over(*indices)
+
+    def forward(floats, rest):
+        return all_of(floats, rest), (floats, rest)
+
+    def backward(residuals, cotangent):
+        floats, rest = residuals
+        used = (cotangent != 0).reshape(-1)
+        pick = jnp.argmax(used)
+        places = (jnp.broadcast_to(x, cotangent.shape).reshape(-1) for x in np.ix_(*indices))
+        places = [jnp.where(used, x, x[pick]) for x in places]
+
+        def of_places(floats):
+            return jax.vmap(functools.partial(of_scalars, joined(floats, rest)))(*places)
+
+        _, pull = jax.vjp(of_places, floats)
+        (gradients,) = pull(cotangent.reshape(-1))
+        return [jnp.where(used.any(), x, 0) for x in gradients], None
+
+    over = jax.custom_vjp(all_of)
+    over.defvjp(forward, backward)
+    return over(floats, rest)
 
 
 def _constant(facts: Dependence, program: Program, variable):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import dtypes
 from jax.extend.core import Literal as Constant
 
-from smalti.masks.traced_mod import TracedMod
+from smalti.masks.traced_mod import TracedMod, as_read
 from smalti.varying import vary_over, varying_axes
 
 COMPARISONS = frozenset(("eq", "ne", "lt", "le", "gt", "ge"))
@@ -73,7 +73,7 @@ def _inline(jaxpr, constants, arguments) -> list:
             outputs = _inline(body, consts, inputs)
         else:
             parameters = equation.primitive.get_bind_params(equation.params)
-            outputs = equation.primitive.bind(*inputs, **parameters)
+            outputs = equation.primitive.bind(*as_read(inputs, equation), **parameters)
             outputs = outputs if equation.primitive.multiple_results else [outputs]
         values.update(zip(equation.outvars, outputs, strict=True))
     return [_read(values, x) for x in jaxpr.outvars]

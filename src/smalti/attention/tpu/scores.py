@@ -70,6 +70,8 @@ class Rules:
             hidden = scaled == -jnp.inf  # and a cap leaves it so
             scaled = scaled * (LOG2_E if self.softcap is None else 1 / self.softcap)
         if self.softcap is None:
+            if hidden is not None:  # by −inf; what is not hidden stays finite in base 2
+                scaled = jnp.where(hidden, scaled, jnp.maximum(scaled, LOWEST))
             return scaled, None
         tanh = jnp.tanh(scaled)
         scores = tanh * (self.softcap * LOG2_E)

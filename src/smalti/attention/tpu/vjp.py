@@ -129,7 +129,7 @@ _attend.defvjp(_forward_rule, _backward_rule)
 
 def _forward(static: Static, q, k, v, bias, sinks, mask, score_mod, walks):
     walk, heads = walks[0], static.heads
-    out, lse = forward(
+    out, lse, correction = forward(
         _lay_out(q, walk.q_padded, heads),
         _lay_out(k, walk.kv_padded, heads),
         _lay_out(v, walk.kv_padded, heads),
@@ -144,7 +144,9 @@ def _forward(static: Static, q, k, v, bias, sinks, mask, score_mod, walks):
     )
     out = _by_head(out, heads.Hq, heads)[:, :, : walk.q_len]
     lse_base2 = lse[:, :, 0, : walk.q_len]
-    residuals = q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2
+    if correction is not None:
+        correction = correction[:, :, 0, : walk.q_len]
+    residuals = q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2, correction
     lse = lse_base2 * LN_2
     if sinks is not None and walk.empty_rows:  # a row that sees no key still has its sink
         lse = jnp.where(lse == -jnp.inf, sinks[None, :, None], lse)
@@ -152,10 +154,12 @@ def _forward(static: Static, q, k, v, bias, sinks, mask, score_mod, walks):
 
 
 def _backward(static: Static, residuals, cotangents):
-    q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2 = residuals
+    q, k, v, bias, sinks, mask, score_mod, walks, out, lse_base2, correction = residuals
     dout, dlse = cotangents
     walk, heads = walks[1], static.heads
-    delta = _rowsum(out, dout, heads) - dlse
+    if correction is not None:  # of weights: whatever they are multiplied by
+        dout = (dout * correction[..., None]).astype(dout.dtype)
+    delta = _rowsum(out, dout, heads) - (dlse if correction is None else dlse * correction)
     empty = lse_base2 == -jnp.inf
     lse_base2 = jnp.where(empty, jnp.inf, lse_base2)  # weights of 0
     if walk.empty_rows:  # they pass nothing on, whatever their q and dout hold

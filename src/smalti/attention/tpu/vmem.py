@@ -67,7 +67,7 @@ def vmem_bytes(
     tile = blocks.block_q * blocks.block_kv * 4
     slots = 2 * tile
     if launch == "forward":
-        windows += q * 4  # lse
+        windows += q * 4 * (1 if score_mod is None and bias is None else 2)  # lse, its correction
         scratch = 0 if one_tile_per_query else 2 * q * 4 + _sums(q, heads.Dv, blocks)
     else:
         windows += 2 * q * 4  # lse, delta
