@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smalti.files import write_whole
 from smalti.masks.block_mask import BlockMask
 from smalti.masks.catalogue import causal
 from smalti.masks.count import count, entry, pairs_of
@@ -98,7 +100,7 @@ def draw(
     """Write a picture of the tiles of one batch entry and head, .png or .svg.
 
     Up to 1,024 queries and keys, single pairs are shown inside of cut tiles. The same mask gives
-    the same file. Needs matplotlib (``pip install "smalti[cli]"``).
+    the same file, which replaces an old one whole. Needs matplotlib (``pip install "smalti[cli]"``).
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
@@ -147,8 +149,10 @@ def draw(
     # Neither a date nor a version in the file.
     metadata: dict[str, Any] = {"Date": None, "Creator": None} if _is_svg(path) else {}
     metadata = metadata or {"Software": None}
+    picture = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "smalti"}):
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(picture, format=path.suffix[1:].lower(), metadata=metadata)
+    write_whole(path, picture.getvalue())
 
 
 def cells(
