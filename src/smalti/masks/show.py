@@ -44,6 +44,7 @@ def show(
     >>> print(show(build_block_mask(causal(), 1, 1, 512, 128, 128)).splitlines()[3])
     ▒▒······
     """
+    entry(block_mask, batch, head)
     grid = block_mask.grid
     marks, times, transposed = (".+#", "x", "K'") if ascii else ("·▒█", "×", "Kᵀ")
     most = max(width // 2, 1)
@@ -100,11 +101,13 @@ def draw(
     """Write a picture of the tiles of one batch entry and head, .png or .svg.
 
     Up to 1,024 queries and keys, single pairs are shown inside of cut tiles. The same mask gives
-    the same file, which replaces an old one whole. Needs matplotlib (``pip install "smalti[cli]"``).
+    the same file, which replaces an old one whole. Needs matplotlib
+    (``pip install "smalti[cli]"``).
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"path: got {str(path)!r}; the name must end in {' or '.join(SUFFIXES)}.")
+    entry(block_mask, batch, head)
     # The figure alone, without pyplot's windows and global state.
     import matplotlib
     from matplotlib.colors import ListedColormap
@@ -163,8 +166,8 @@ def cells(
     A cell is one tile where so many fit, else a rectangle of them, CUT if they differ. Counted from
     runs, a row of cells at a time.
     """
-    grid = block_mask.grid
     batch, head = entry(block_mask, batch, head)
+    grid = block_mask.grid
     per_q, per_kv = -(-grid.num_q // most_rows), -(-grid.num_kv // most_columns)
     row, start, stop, whole = live_runs(block_mask.q_runs, batch, head)
     bounds = np.searchsorted(row, np.arange(0, grid.num_q + per_q, per_q))
