@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from smalti.masks.tiles import as_known
 
@@ -27,10 +28,11 @@ def size(value, name: str, least: int | None = None, traced: str = _AS_FUNCTION)
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or (least is not None and value < least):
         allowed = "an int" if least is None else f"an int of at least {least}"
-        if isinstance(value, jax.core.Tracer):
+        if isinstance(value, Tracer):
+            kind = f"{value.dtype}{list(value.shape)}"
             raise ValueError(
-                f"{name}: got the traced {value.aval.str_short()}; it must be {allowed}, known "
-                f"while tracing. {traced}"
+                f"{name}: got the traced {kind}; it must be {allowed}, "
+                f"known while tracing. {traced}"
             )
         advice = ""
         if isinstance(value, (jax.Array, np.ndarray)) and value.ndim == 0:
