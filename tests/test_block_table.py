@@ -134,6 +134,7 @@ def test_a_table_comes_back_and_its_text_does_not_depend_on_the_order(tmp_path):
     ("text", "why"),
     [
         ("", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON"),
         ('{"schema": 1, "entr', "it is not JSON"),
         ("[]", "it has no schema number"),
         ('{"entries": []}', "it has no schema number"),

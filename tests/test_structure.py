@@ -60,7 +60,7 @@ OUTSIDE = ("smalti.lab", "smalti.cli", "nanogpt_jax", "explainer")
 # Small shared parts, which know each other only; masks know nobody but them.
 SHARED = (
     *("smalti.backend", "smalti.block_table", "smalti.chips", "smalti.first_order"),
-    *("smalti.eagerly", "smalti.tpu", "smalti.varying"),
+    *("smalti.eagerly", "smalti.files", "smalti.tpu", "smalti.varying"),
 )
 
 
@@ -70,7 +70,9 @@ def forbidden(importer: str, target: str) -> str | None:
         return "small shared parts know each other only"
     if is_in(importer, "smalti.masks") and not is_in(target, "smalti.masks", *SHARED):
         return "masks know nothing of ours but small shared parts"
-    if is_in(importer, "smalti.estimate") and not is_in(target, "smalti.estimate", "smalti.chips"):
+    if is_in(importer, "smalti.estimate") and not is_in(
+        target, "smalti.estimate", "smalti.chips", "smalti.files"
+    ):
         return "estimate takes any jittable function and knows none of our kernels"
     if is_kernel(importer) and is_reference(target):
         return "a kernel never imports a reference"

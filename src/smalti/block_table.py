@@ -120,7 +120,7 @@ def load(path: str | os.PathLike[str]) -> list[Entry]:
     """
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError as error:  # UnicodeDecodeError is one, too
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError is one, too
         raise _damaged(path, f"it is not JSON: {error}") from None
     if not isinstance(value, dict) or not isinstance(value.get("schema"), int):
         raise _damaged(path, "it has no schema number")

@@ -78,6 +78,8 @@ def test_no_estimate_at_all_is_a_failure(smalti, compiles):
     [
         (("--mask", "casual"), "did you mean 'causal'?"),
         (("--pass", "foward"), "did you mean forward?"),
+        (("--pass", "FORWARD"), "did you mean forward?"),
+        (("--layout", "bhsd"), "did you mean 'BHSD'?"),
         (("--layout", "BHS"), "did you mean 'BHSD'?"),
         (("--dtype", "float16"), "unknown value 'float16'; known: bfloat16, float32"),
         (("--chip", "v6"), "did you mean v6e?"),

@@ -7,6 +7,8 @@ from smalti.cli import app
 from smalti.cli import main as package_main
 from smalti.cli.failing import Failed
 from smalti.estimate import CompileFailed
+from smalti.estimate.report.record import record_text
+from tests.estimate.report import records
 
 assert package_main
 
@@ -142,3 +144,81 @@ def test_python_m_and_a_reader_that_goes_away():
     )
     assert done.returncode in (0, 141)  # whoever is quicker
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (">/dev/full", "smalti: the output cannot be written: No space left on device\n"),
+        (">&-", "smalti: the output cannot be written: Bad file descriptor\n"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["masks show causal --q-len 64", "--help", "estimate --diff {0} {0}"]
+)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_output_that_takes_nothing_is_one_line(
+    tmp_path, monkeypatch, unbuffered, command, where, said
+):
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    record = tmp_path / "a.json"
+    record.write_text(record_text(records.fn()))
+    done = in_a_shell(f"{command.format(record)} {where}")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", said)
+
+
+@pytest.mark.parametrize("where", ["2>/dev/full", "2>&-"])
+def test_errors_that_nobody_can_read_keep_their_code(where):
+    done = in_a_shell(f"masks show causl --q-len 64 {where}")
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", "")
+    done = in_a_shell(f"masks show causal --q-len 64 {where}")
+    assert done.returncode == 0
+    assert done.stdout.startswith("causal()")
+
+
+def in_a_shell(command):
+    return subprocess.run(
+        f"{sys.executable} -m smalti.cli {command}",
+        shell=True,
+        executable="/bin/bash",
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_a_file_that_fails_is_one_line(smalti, monkeypatch):
+    def failing(*_):
+        raise FileExistsError(17, "File exists", "bench-results")
+
+    monkeypatch.setattr(app, "compare_files", failing)
+    run = smalti("estimate", "--diff", "a", "b")
+    assert run.code == 1
+    assert run.line == "bench-results: File exists"
+
+
+def test_a_command_in_capitals_is_suggested(smalti):
+    assert "Did you mean 'masks'?" in smalti("MASKS").line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("masks", "show", "causal", "--q-len", 8, "--out", "a" * 300 + ".png"),
+        ("estimate", "--diff", "a" * 300, "b"),
+        ("estimate", "fn", "a" * 300 + ".py:f"),
+        ("estimate", "fn", "a" * 300 + "/b.py:f"),
+        ("estimate", "fn", "a:f", "--json", "a" * 300),
+        ("estimate", "tune", "ours", "--shape", "B=1,Hq=1,Hkv=1,S=256,D=128", "--table", "a" * 300),
+        ("estimate", "bench", "--journal", "a" * 300),
+        ("estimate", "sparse", "--json", "a" * 300),
+        ("estimate", "calibrate", "--json", "a" * 300),
+    ],
+)
+def test_a_name_that_is_too_long_is_one_line(smalti, arguments, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = smalti(*arguments)
+    assert run.code == 2
+    assert "a" * 300 in run.line
+    assert list(tmp_path.iterdir()) in ([], [tmp_path / "bench-results"])

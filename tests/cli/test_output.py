@@ -1,5 +1,6 @@
 import importlib.util
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,34 @@ def test_json_to_stdout_and_to_a_file(tmp_path, capsys):
 def test_a_file_that_cannot_be_written_after_all(tmp_path):
     with pytest.raises(Failed, match=r"a\.json could not be written: No such file"):
         output.write(records.fn(), tmp_path / "gone" / "a.json", None)
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.png"])
+def test_a_file_is_whole_even_where_writing_it_is_cut_short(tmp_path, monkeypatch, name):
+    file = tmp_path / name
+    json_file, chart = (file, None) if name.endswith("json") else (None, file)
+    output.write(records.fn(), json_file, chart)
+    before = file.read_bytes()
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        output.write(records.fn(), json_file, chart)
+    assert file.read_bytes() == before
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_name_that_is_too_long_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"--json .* cannot be written: File name too long; give"):
+        output.check(tmp_path / ("a" * 300), None)
+
+
+def test_checking_a_link_to_nowhere_keeps_the_link(tmp_path):
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "nowhere.json")
+    output.check(link, None)
+    assert [path.name for path in tmp_path.iterdir()] == ["link.json"]
+
+
+def test_checking_a_pipe_does_not_end_it(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    output.check(pipe, None)

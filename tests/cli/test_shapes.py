@@ -26,6 +26,7 @@ def test_shapes_are_read_and_spelled():
         ("f32[8] f32[8]", r"have 'f32\[8\]' where a comma was due"),
         ("f32[8,,8]", r"the sizes \[8,,8\] are not whole numbers"),
         ("bf61[8]", "unknown dtype 'bf61'; known: pred, .*; did you mean bf16"),
+        ("BF16[8]", "unknown dtype 'BF16'; known: pred, .*; did you mean bf16"),
     ],
 )
 def test_other_forms_are_refused(text, expected):

@@ -229,3 +229,24 @@ def test_a_wrong_size_has_the_name_that_it_was_given(name):
 def test_a_mask_that_does_not_fit_is_refused():
     with pytest.raises(ValueError, match=re.escape("does not fit [B, Hq, Sq, Sk] = [2, 3, 7, 9]")):
         build(np.ones((9, 7), bool), GRID)
+
+
+@pytest.mark.parametrize(
+    "combine",
+    [
+        lambda x: ~x,
+        lambda x: x & masks.causal(),
+        lambda x: masks.causal() | x,
+        lambda x: x & x,
+        lambda x: x | local_causal_mask,
+        lambda x: local_causal_mask & x,
+        lambda x: np.ones((7, 9), bool) & x,
+        lambda x: np.ones((7, 9), bool) | x,
+        lambda x: x | jnp.ones((7, 9), bool),
+        lambda x: jnp.ones((7, 9), bool) & x,
+    ],
+)
+def test_a_block_mask_is_not_combined(combine):
+    said = r"^mask: BlockMask\(.*\) cannot be combined .* `&`, `\|` and `~` first"
+    with pytest.raises(ValueError, match=said):
+        combine(build(masks.causal(), GRID))

@@ -185,3 +185,40 @@ def test_masks_are_written_as_they_are_called():
     assert repr(masks.local(1, 2)) == "local(1, 2, offset=0)"
     assert repr(masks.lengths(kv=3)) == "lengths(q=None, kv=3)"
     assert repr(masks.document(np.zeros(4, np.int32))) == "document(ids [1, 4], [1, 4])"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (
+            masks.sliding_window,
+            "sliding_window: window: got the traced int32[]; it must be",
+        ),
+        (lambda n: masks.local(n, 0), "local: left: got the traced int32[]; it must be an int,"),
+        (lambda n: masks.streaming(sinks=n, window=2), "streaming: sinks: got the traced"),
+    ],
+)
+def test_a_traced_size_becomes_a_function(make, said):
+    with pytest.raises(ValueError, match=re.escape(said)) as raised:
+        jax.jit(lambda n: (make(n), n)[1])(3)
+    assert "write the mask as a function that captures it, such as mask=lambda" in str(raised.value)
+
+
+def test_the_advice_for_a_traced_window_holds():
+    def live(window):
+        mask = lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) & (kv_idx > q_idx - window)  # noqa: E731
+        return tuple(masks.build_block_mask(mask, 1, 1, 9, 9, 2, 2).states())
+
+    expected = masks.build_block_mask(masks.sliding_window(3), 1, 1, 9, 9, 2, 2).states()
+    for found, wanted in zip(jax.jit(live)(3), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_traced_lengths_of_documents_become_ids():
+    with pytest.raises(ValueError, match=r"document: lengths: got the traced .* become ids"):
+        jax.jit(lambda n: (masks.document(lengths=[n, 3]), n)[1])(3)
+
+
+def test_an_array_of_one_number_is_made_an_int():
+    with pytest.raises(ValueError, match=r"window: got Array\(3, .*at least 1\. Give int"):
+        masks.sliding_window(jnp.int32(3))

@@ -45,6 +45,8 @@ def test_an_entry_that_there_is_not():
     assert count(block_mask, 1, 2) == count(block_mask)
     with pytest.raises(ValueError, match="batch: got 2; there are 2, from 0"):
         count(block_mask, 2)
+    with pytest.raises(ValueError, match="batch: got 'x'; there are 2, from 0"):
+        count(block_mask, "x")  # pyright: ignore
     with pytest.raises(ValueError, match="head: got -1; there are 3, from 0"):
         count(block_mask, 0, -1)
 
@@ -56,3 +58,11 @@ def test_traced_tiles_are_not_known():
 
     with pytest.raises(ValueError, match="block_mask: its arrays are traced"):
         traced(3)
+
+
+@pytest.mark.parametrize("ask", [count, masks.show, lambda x: masks.draw(x, "a.png")])
+@pytest.mark.parametrize("given", [masks.causal(), masks.causal, np.ones((8, 8), bool), None])
+def test_a_mask_by_itself_has_no_tiles(ask, given):
+    said = "(?s)^block_mask: got .* it must be a BlockMask. Make one of a mask: build_block_mask"
+    with pytest.raises(ValueError, match=said):
+        ask(given)

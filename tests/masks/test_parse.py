@@ -5,8 +5,9 @@ import re
 import numpy as np
 import pytest
 
+import smalti
 from smalti import masks
-from smalti.masks.parse import NAMES, parse
+from smalti.masks.parse import MOST_DEEP, NAMES, parse
 
 from . import brute
 
@@ -105,9 +106,49 @@ def test_what_a_mask_prints_can_be_read(mask):
         ),
         ("streaming(sink=4, window=9)", "offset=…); did you mean 'sinks'?"),
         ("lengths()", "mask 'lengths()': lengths: give q=, kv= or both"),
+        ("CAUSAL()", "no mask 'CAUSAL' here; did you mean 'causal'?"),
+        ("streaming(SINK=4, window=9)", "offset=…); did you mean 'sinks'?"),
+        ("\udcff", "mask '\\udcff' cannot be read ('utf-8' codec can't encode"),
+        ("causal(\0)", "mask 'causal(\\x00)' cannot be read ("),
+        (
+            "causal(offset=1, offset=2)",
+            "mask 'causal(offset=1, offset=2)': causal is given offset= 2 times; give it once.",
+        ),
+        ("document(lengths=[6], lengths=[6])", "document is given lengths= 2 times; give it once."),
+        ("full() & lengths(q=1, q=2, kv=3)", "lengths is given q= 2 times; give it once."),
     ],
 )
 def test_what_cannot_be_read_says_why(text, error):
     error = error.replace("'\\'os\\''", "\"'os'\"")
     with pytest.raises(ValueError, match=re.escape(error)):
         parse(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "~" * 600 + "causal()",
+        "~" * 20_000 + "causal()",
+        "&".join(["causal()"] * 900),
+        "|".join(["causal"] * (MOST_DEEP + 2)),
+        "causal(" + "-" * 900 + "1)",
+        "+".join(["causal()"] * 900),
+        "causal(a." + "b." * 900 + "c)",
+    ],
+)
+def test_what_is_nested_too_deeply_is_refused(text):
+    said = f"^mask {re.escape(repr(text[:79] + '…'))} is nested more than {MOST_DEEP} deep"
+    with pytest.raises(ValueError, match=said):
+        parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["~" * MOST_DEEP + "causal()", "&".join(["causal()"] * (MOST_DEEP + 1))]
+)
+def test_what_is_nested_as_deeply_as_may_be_works_throughout(text):
+    mask = parse(text)
+    assert "causal()" in repr(mask)
+    block_mask = masks.build_block_mask(mask, 1, 1, 8, 8, 4, 4)
+    assert masks.count(block_mask).pairs_visible == 36
+    q = np.ones((1, 8, 1, 4), np.float32)
+    assert smalti.attention(q, q, q, mask=mask).shape == q.shape

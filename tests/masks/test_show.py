@@ -113,3 +113,17 @@ def test_each_mask_of_the_catalogue_is_drawn_in_the_docs():
     files = {file.stem: file.read_bytes() for file in (DOCS / "masks").iterdir()}
     assert set(files) == {*NAMES, "combined"}
     assert all(data.startswith(b"\x89PNG") and len(data) < 15_000 for data in files.values())
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_a_picture_replaces_an_old_one_whole_or_not_at_all(tmp_path, monkeypatch, suffix):
+    path = tmp_path / f"a{suffix}"
+    path.write_text("old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        draw(CAUSAL, path)
+    assert path.read_text() == "old"
+    monkeypatch.undo()
+    draw(CAUSAL, path)
+    assert path.read_bytes() != b"old"
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]

@@ -1,5 +1,6 @@
 """User functions as programs: what they capture, what they read, and their values over a tile."""
 
+import functools
 import re
 
 import jax
@@ -142,3 +143,35 @@ def test_a_function_that_is_not_elementwise_gets_advice(trace, function, text):
 def test_an_error_inside_the_function_is_its_own():
     with pytest.raises(TypeError, match="mine"):
         trace_mask(lambda b, h, q, k: (_ for _ in ()).throw(TypeError("mine")))
+
+
+def test_an_error_inside_the_function_about_arguments_is_its_own():
+    with pytest.raises(TypeError, match="positional argument") as raised:
+        trace_score(lambda s, b, h, q, k: jnp.sin(s, 1, 2, 3))
+    assert "score_mod" not in str(raised.value)
+
+
+class OfFour:
+    def __call__(self, s, b, h, q):
+        return s
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda s, b, h, q, k, x: s,
+        lambda s, b, h, q, k, *, x: s,
+        jax.jit(lambda s, b, h: s),
+        functools.partial(lambda s, b, h, q, k: s, 1),
+        OfFour(),
+    ],
+)
+def test_a_function_of_other_arguments_is_told_which(function):
+    with pytest.raises(ValueError, match=r"score_mod: it must take \(score, b, h, q_idx, kv_idx\)"):
+        trace_score(function)
+
+
+def test_a_function_without_a_signature():
+    said = r"mask_mod: it does not say what it takes; it is given \(b, h, q_idx, kv_idx\);"
+    with pytest.raises(ValueError, match=said):
+        trace_mask(iter)

@@ -98,6 +98,6 @@ def attention(
 def _check(option: str, got: str, allowed: tuple[str, ...]) -> None:
     if got in allowed:
         return
-    near = difflib.get_close_matches(got, allowed, n=1)
+    near = difflib.get_close_matches(got.lower(), allowed, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise ValueError(f"{option}: {got!r} is none of {', '.join(allowed)}{hint}")

@@ -1,5 +1,6 @@
 """The record of `smalti estimate bench` as tables on a terminal and as a picture."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.text import Text
 
 from smalti.cli.bench_cases import OURS, PEERS
 from smalti.cli.bench_record import ALL
+from smalti.files import write_whole
 
 _PASS = {"forward": "forward", "both": "fwd+bwd"}
 _STYLE = {OURS: ("#CC6677", "D"), "tokamax": ("#332288", "o"), "splash": ("#44AA99", "s")}
@@ -120,7 +122,9 @@ def _say(out: Console, text: str) -> None:
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """Each shape's times over its best peer's: a panel for each pass and chip."""
-    figure(record).savefig(path, dpi=150)
+    picture = io.BytesIO()
+    figure(record).savefig(picture, format=path.suffix[1:].lower(), dpi=150)
+    write_whole(path, picture.getvalue())
 
 
 def figure(record: Mapping[str, Any]) -> Figure:

@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -54,8 +55,9 @@ def load_function(text: str, args: str | None) -> Function:
 
 
 def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        siblings = [p.name for p in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    if not os.path.isfile(path):  # Path.is_file raises where the name is too long
+        folder = path.parent
+        siblings = [p.name for p in folder.glob("*.py")] if os.path.isdir(folder) else []
         near = difflib.get_close_matches(path.name, siblings, n=1)
         hint = f"; did you mean {path.parent / near[0]}?" if near else ""
         raise ValueError(f"there is no file {path}{hint}")

@@ -3,10 +3,13 @@
 0: done. 1: no answer. 2: the command is wrong. 130: stopped by Ctrl-C. 141: nobody reads on.
 """
 
+import contextlib
+import errno
 import importlib.util
 import io
 import os
 import sys
+import traceback
 from typing import Any
 
 import jax
@@ -15,10 +18,13 @@ from smalti.cli.failing import STOPPED, Failed
 
 _INTERRUPTED = 130
 _NOBODY_READS = 141
+# What writing ends in, where no file has been opened that the error could name.
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EBADF, errno.EIO)
 
 
 def main(argv: list[str] | None = None) -> int:
     """`smalti`: returns the exit code."""
+    _open_what_is_closed()
     missing = [name for name in ("typer", "rich") if importlib.util.find_spec(name) is None]
     if missing:
         return _say(
@@ -38,10 +44,40 @@ def main(argv: list[str] | None = None) -> int:
         code = _run(arguments, verbose="--verbose" in arguments)
         sys.stdout.flush()
     except BrokenPipeError:  # `… | head`
-        # What is still buffered would raise again when Python ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop(sys.stdout)
         return _NOBODY_READS
+    except OSError as error:
+        if "--verbose" in arguments:
+            _print(traceback.format_exc())
+        return _say(f"{_what_failed(error)}: {error.strerror or error}", 1)
     return code
+
+
+def _open_what_is_closed() -> None:
+    """`>&-` and `2>&-`, for which Python has no stream: nothing can be printed to the one, as
+    elsewhere, and what goes wrong is said to nobody."""
+    if sys.stdout is None:
+        descriptor = os.open(os.devnull, os.O_RDONLY)  # which takes nothing
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(io.FileIO(descriptor, "w")), "utf-8")
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+
+
+def _what_failed(error: OSError) -> str:
+    try:
+        sys.stdout.flush()  # what could not be written is still there, if it is buffered
+    except OSError:
+        _drop(sys.stdout)
+        return "the output cannot be written"
+    if error.filename is not None:
+        return str(error.filename)
+    return "the output cannot be written" if error.errno in _OF_WRITING else "it failed"
+
+
+def _drop(stream: Any) -> None:
+    """What is still buffered would raise again when Python ends."""
+    with contextlib.suppress(OSError):  # a stream in memory
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(arguments: list[str], verbose: bool) -> int:
@@ -63,7 +99,7 @@ def _run(arguments: list[str], verbose: bool) -> int:
         return _say(STOPPED, _INTERRUPTED)
     except Failed as error:
         if verbose and error.details:
-            print(error.details, file=sys.stderr)
+            _print(error.details)
         return _say(str(error), error.code)
     except ValueError as error:
         return _say(str(error), 2)
@@ -77,7 +113,7 @@ def _run(arguments: list[str], verbose: bool) -> int:
         if not isinstance(error, EstimateError):
             raise
         if verbose and (printed := getattr(error, "compiler_message", "")):
-            print(printed, file=sys.stderr)
+            _print(printed)
         return _say(str(error), 1)
     if result == _INTERRUPTED:  # some versions of typer return what others raise
         return _say(STOPPED, _INTERRUPTED)
@@ -94,7 +130,7 @@ def _suggest(error: Any) -> str:
     unknown = re.match(r"No such command '(.*?)'", text)
     if unknown and context is not None and "Did you mean" not in text:
         names = list(getattr(context.command, "commands", ()))
-        near = difflib.get_close_matches(unknown[1], names, n=1)
+        near = difflib.get_close_matches(unknown[1].lower(), names, n=1)
         text += f" Did you mean '{near[0]}'?" if near else f" There are: {', '.join(names)}."
     if context is not None:
         text += f" See: {context.command_path} --help"
@@ -102,6 +138,13 @@ def _suggest(error: Any) -> str:
 
 
 def _say(text: str, code: int) -> int:
-    one_line = " ".join(text.split())
-    print(f"smalti: {one_line}", file=sys.stderr)
+    _print("smalti: " + " ".join(text.split()))
     return code
+
+
+def _print(text: str) -> None:
+    """To stderr, if it can be written; the exit code says the same."""
+    try:
+        print(text, file=sys.stderr, flush=True)
+    except OSError:
+        _drop(sys.stderr)

@@ -1,6 +1,7 @@
 """Where results go: tables to stdout, JSON and a chart to files; checked before the long work."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from smalti.cli.failing import Failed
+from smalti.files import write_whole
 
 STDOUT = Path("-")
 CHART_SUFFIXES = (".png", ".svg", ".pdf")
@@ -55,7 +57,7 @@ def write(
     if json == STDOUT:
         sys.stdout.write(record_text(record))
     elif json is not None:
-        write_file(json, lambda: json.write_text(record_text(record), encoding="utf-8"))
+        write_file(json, lambda: write_whole(json, record_text(record)))
     if chart is not None:
         if draw is None:
             from smalti.estimate.report.chart import draw
@@ -73,10 +75,15 @@ def write_file(path: Path, writing: Callable[[], Any]) -> None:
 
 
 def _check_writable(option: str, path: Path) -> None:
-    existed = path.exists()
     try:
-        path.open("ab").close()
+        target = Path(os.path.realpath(path))  # of a link to nowhere the link stays
+        if target.is_fifo():
+            return  # opened and closed, it would have ended for who reads it
+        existed = target.exists()
+        target.open("ab").close()
+        if not existed:
+            target.unlink()
     except OSError as error:
-        raise ValueError(f"{option} {path} cannot be written: {error.strerror}") from error
-    if not existed:
-        path.unlink()
+        raise ValueError(
+            f"{option} {path} cannot be written: {error.strerror or error}; give another file"
+        ) from error

@@ -74,7 +74,7 @@ def spell(args: Any) -> list[str]:
 def _struct(dtype: str, sizes: str) -> jax.ShapeDtypeStruct:
     names = [*DTYPES, *DTYPES.values()]
     if dtype not in names:
-        near = difflib.get_close_matches(dtype, names, n=1)
+        near = difflib.get_close_matches(dtype.lower(), names, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}{hint}")
     parts = [part.strip() for part in sizes.split(",")] if sizes.strip() else []

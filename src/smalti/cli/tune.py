@@ -60,7 +60,8 @@ def tune(
     from smalti.cli.tune_run import Search, journal_at, label_of, show, versions_now
     from smalti.cli.tune_subjects import Asked, grid_of
     from smalti.estimate.compile.target import find_target
-    from smalti.estimate.tune import entry_of, merged, write_whole
+    from smalti.estimate.tune import entry_of, merged
+    from smalti.files import write_whole
 
     for option, number in (("--candidates", candidates), ("--jobs", jobs)):
         if number is not None and number < 1:

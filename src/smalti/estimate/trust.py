@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from smalti.files import write_whole
+
 if TYPE_CHECKING:
     from smalti.estimate.calibrate.report import Predicted
 
@@ -65,5 +67,5 @@ def write_errors(rows: Iterable[Predicted], versions: dict[str, str]) -> None:
         for row in rows
         if not row.carried_by_dispatch
     ]
-    ERRORS.write_text(json.dumps({"versions": versions, "rows": kept}, indent=1) + "\n")
+    write_whole(ERRORS, json.dumps({"versions": versions, "rows": kept}, indent=1) + "\n")
     trust.cache_clear()

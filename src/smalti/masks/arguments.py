@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from smalti.masks.tiles import as_known
 
@@ -16,11 +17,27 @@ from smalti.masks.tiles import as_known
 MANY = 2**29
 
 
-def size(value, name: str, least: int | None = None) -> int:
+_AS_FUNCTION = (
+    "For a traced one write the mask as a function that captures it, such as "
+    "mask=lambda b, h, q_idx, kv_idx: (kv_idx <= q_idx) & (kv_idx > q_idx - window)."
+)
+
+
+def size(value, name: str, least: int | None = None, traced: str = _AS_FUNCTION) -> int:
+    """``traced``: what to do with a value that is not known yet."""
     is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     if not is_int or (least is not None and value < least):
         allowed = "an int" if least is None else f"an int of at least {least}"
-        raise ValueError(f"{name}: got {value!r}; it must be {allowed}.")
+        if isinstance(value, Tracer):
+            kind = f"{value.dtype}{list(value.shape)}"
+            raise ValueError(
+                f"{name}: got the traced {kind}; it must be {allowed}, "
+                f"known while tracing. {traced}"
+            )
+        advice = ""
+        if isinstance(value, (jax.Array, np.ndarray)) and value.ndim == 0:
+            advice = " Give int(…) of it."
+        raise ValueError(f"{name}: got {value!r}; it must be {allowed}.{advice}")
     return max(-MANY, min(int(value), MANY))
 
 

@@ -26,6 +26,7 @@ class BlockMask:
     """
 
     is_block_mask = True
+    __array_ufunc__ = None  # `array & block_mask` is refused here, not by NumPy
 
     mask: Mask  # bound to the sizes below
     q_runs: TileRuns  # per query tile, runs of key tiles
@@ -44,6 +45,11 @@ class BlockMask:
             "a BlockMask has no truth value: `and`, `or` and `not` cannot combine masks. Combine "
             "them with `&`, `|` and `~` first, then call build_block_mask."
         )
+
+    def _not_combined(self, *_):
+        as_mask(self)  # raises, and says what to combine instead
+
+    __and__ = __rand__ = __or__ = __ror__ = __invert__ = _not_combined
 
     def __repr__(self):
         grid = self.grid

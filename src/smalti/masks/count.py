@@ -47,8 +47,8 @@ def count(block_mask: BlockMask, batch: int = 0, head: int = 0) -> Counts:
     A general ``mask_mod`` is evaluated at each of its Sq · Sk pairs. Raises ValueError for an entry
     that there is not, and for traced arrays.
     """
-    grid = block_mask.grid
     batch, head = entry(block_mask, batch, head)
+    grid = block_mask.grid
     _, start, stop, whole = live_runs(block_mask.q_runs, batch, head)
     tiles = (stop - start).astype(np.int64)
     return Counts(
@@ -71,6 +71,12 @@ def pairs_of(runs: TileRuns, grid: TileGrid, batch: int = 0, head: int = 0) -> i
 
 def entry(block_mask: BlockMask, batch: int, head: int) -> tuple[int, int]:
     """Where the runs of that batch entry and head are: at 0 if all of them share theirs."""
+    if not isinstance(block_mask, BlockMask):
+        raise ValueError(
+            f"block_mask: got {block_mask!r} of type {type(block_mask).__name__}; it must be a "
+            "BlockMask. Make one of a mask: build_block_mask(mask, batch, heads, q_len, kv_len, "
+            "block_q, block_kv)."
+        )
     if not is_known(block_mask):
         raise ValueError(
             "block_mask: its arrays are traced, so its tiles are not known yet. Show it outside of "
@@ -78,8 +84,9 @@ def entry(block_mask: BlockMask, batch: int, head: int) -> tuple[int, int]:
         )
     grid = block_mask.grid
     for name, index, size in (("batch", batch, grid.batch), ("head", head, grid.heads)):
-        if not 0 <= index < size:
-            raise ValueError(f"{name}: got {index}; there are {size}, from 0.")
+        is_int = isinstance(index, (int, np.integer)) and not isinstance(index, bool)
+        if not is_int or not 0 <= index < size:
+            raise ValueError(f"{name}: got {index!r}; there are {size}, from 0.")
     batches, heads = block_mask.q_runs.start.shape[:2]
     return batch if batches > 1 else 0, head if heads > 1 else 0
 

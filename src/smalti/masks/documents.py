@@ -12,6 +12,7 @@ from smalti.masks.arguments import integers, size
 from smalti.masks.tiles import Tiles, as_known
 
 MOST = 2**26  # tokens; as many ids are made where documents are given by their lengths
+_AS_IDS = "Traced ones become ids: jnp.searchsorted(ends, positions, side='right')."
 NOBODY = np.iinfo(np.int32).max  # the least id of a tile without one
 
 
@@ -20,10 +21,9 @@ def check_lengths(lengths) -> tuple[int, ...]:
     if not isinstance(lengths, (list, tuple)) or not lengths:
         raise ValueError(
             f"document: lengths: got {lengths!r}; it must be a list of ints, the documents' "
-            "lengths in tokens. Traced ones become ids: jnp.searchsorted(ends, positions, "
-            "side='right')."
+            f"lengths in tokens. {_AS_IDS}"
         )
-    lengths = tuple(size(n, "document: lengths", 1) for n in lengths)
+    lengths = tuple(size(n, "document: lengths", 1, _AS_IDS) for n in lengths)
     if sum(lengths) > MOST:
         raise ValueError(
             f"document: its lengths sum to {sum(lengths)}; ids are made for at most {MOST} tokens."

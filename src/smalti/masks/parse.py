@@ -14,6 +14,10 @@ CATALOGUE = (
     *(catalogue.streaming, catalogue.prefix_lm, catalogue.document, catalogue.lengths),
 )
 NAMES = tuple(make.__name__ for make in CATALOGUE)
+# Of masks within masks. A mask is walked to its depth by all that is asked of it, under tracing
+# too, and Python's stack has a thousand frames.
+MOST_DEEP = 100
+_ADVICE = "write it like 'streaming(sinks=4, window=512) & causal()'."
 
 
 def parse(text: str) -> Mask:
@@ -28,25 +32,49 @@ def parse(text: str) -> Mask:
     if not isinstance(text, str):
         raise ValueError(f"mask: got {type(text).__name__}; parse takes a text like 'causal()'.")
     try:
-        return _build(ast.parse(text.strip(), mode="eval").body, text)
-    except (SyntaxError, RecursionError, MemoryError) as error:
-        reason = getattr(error, "msg", None) or "it is nested too deeply"
-        raise ValueError(
-            f"mask {text[:80]!r} cannot be read ({reason}); write it like "
-            "'streaming(sinks=4, window=512) & causal()'."
-        ) from error
+        node = ast.parse(text.strip(), mode="eval").body
+    except (RecursionError, MemoryError) as error:
+        raise _too_deep(text) from error
+    except (SyntaxError, ValueError) as error:  # ValueError: what is no text, such as a null byte
+        reason = getattr(error, "msg", None) or str(error)
+        raise ValueError(f"mask {_short(text)} cannot be read ({reason}); {_ADVICE}") from error
+    try:
+        return _build(node, text, 0)
+    except RecursionError as error:  # in a number, or in what is not allowed
+        raise _too_deep(text) from error
 
 
-def _build(node: ast.expr, text: str) -> Mask:
+def _too_deep(text: str) -> ValueError:
+    return ValueError(
+        f"mask {_short(text)} is nested more than {MOST_DEEP} deep, where each & and | of a chain "
+        "and each ~ is one more; write a shorter one, or the mask as a function "
+        "mask_mod(b, h, q_idx, kv_idx) in Python."
+    )
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 80 else text[:79] + "…")
+
+
+def _build(node: ast.expr, text: str, depth: int) -> Mask:
+    if depth > MOST_DEEP:
+        raise _too_deep(text)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        return _build(node.left, text) & _build(node.right, text)
+        return _build(node.left, text, depth + 1) & _build(node.right, text, depth + 1)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
-        return _build(node.left, text) | _build(node.right, text)
+        return _build(node.left, text, depth + 1) | _build(node.right, text, depth + 1)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-        return ~_build(node.operand, text)
+        return ~_build(node.operand, text, depth + 1)
     if isinstance(node, ast.Name):  # `causal` for `causal()`
-        return _build(ast.Call(node, [], []), text)
+        return _build(ast.Call(node, [], []), text, depth)
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        named = [kw.arg for kw in node.keywords if kw.arg is not None]
+        twice = next((word for word in named if named.count(word) > 1), None)
+        if twice is not None:
+            raise ValueError(
+                f"mask {text!r}: {node.func.id} is given {twice}= {named.count(twice)} times; give "
+                "it once."
+            )
         if node.func.id == "document":
             return _document(node, text)
         args = [_number(arg, text) for arg in node.args]
@@ -60,7 +88,7 @@ def _build(node: ast.expr, text: str) -> Mask:
 
 def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, n=1)
+        near = difflib.get_close_matches(name.lower(), NAMES, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"allowed are {', '.join(NAMES)}."
         raise ValueError(f"mask {text!r}: no mask {name!r} here; {hint}")
     make = getattr(catalogue, name)
@@ -70,7 +98,11 @@ def _call(name: str, args: list, kwargs: dict, text: str) -> Mask:
         signature.bind(*args, **kwargs)
     except TypeError:
         unknown = [word for word in kwargs if word not in known]
-        near = [match for word in unknown for match in difflib.get_close_matches(word, known, n=1)]
+        near = [
+            match
+            for word in unknown
+            for match in difflib.get_close_matches(word.lower(), known, n=1)
+        ]
         hint = f"; did you mean {near[0]!r}?" if near else "."
         words = ", ".join(f"{word}=…" for word in known)
         raise ValueError(f"mask {text!r}: write {name}({words}){hint}") from None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smalti.files import write_whole
 from smalti.masks.block_mask import BlockMask
 from smalti.masks.catalogue import causal
 from smalti.masks.count import count, entry, pairs_of
@@ -42,6 +44,7 @@ def show(
     >>> print(show(build_block_mask(causal(), 1, 1, 512, 128, 128)).splitlines()[3])
     ▒▒······
     """
+    entry(block_mask, batch, head)
     grid = block_mask.grid
     marks, times, transposed = (".+#", "x", "K'") if ascii else ("·▒█", "×", "Kᵀ")
     most = max(width // 2, 1)
@@ -98,11 +101,13 @@ def draw(
     """Write a picture of the tiles of one batch entry and head, .png or .svg.
 
     Up to 1,024 queries and keys, single pairs are shown inside of cut tiles. The same mask gives
-    the same file. Needs matplotlib (``pip install "smalti[cli]"``).
+    the same file, which replaces an old one whole. Needs matplotlib
+    (``pip install "smalti[cli]"``).
     """
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
         raise ValueError(f"path: got {str(path)!r}; the name must end in {' or '.join(SUFFIXES)}.")
+    entry(block_mask, batch, head)
     # The figure alone, without pyplot's windows and global state.
     import matplotlib
     from matplotlib.colors import ListedColormap
@@ -147,8 +152,10 @@ def draw(
     # Neither a date nor a version in the file.
     metadata: dict[str, Any] = {"Date": None, "Creator": None} if _is_svg(path) else {}
     metadata = metadata or {"Software": None}
+    picture = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "smalti"}):
-        figure.savefig(path, metadata=metadata)
+        figure.savefig(picture, format=path.suffix[1:].lower(), metadata=metadata)
+    write_whole(path, picture.getvalue())
 
 
 def cells(
@@ -159,8 +166,8 @@ def cells(
     A cell is one tile where so many fit, else a rectangle of them, CUT if they differ. Counted from
     runs, a row of cells at a time.
     """
-    grid = block_mask.grid
     batch, head = entry(block_mask, batch, head)
+    grid = block_mask.grid
     per_q, per_kv = -(-grid.num_q // most_rows), -(-grid.num_kv // most_columns)
     row, start, stop, whole = live_runs(block_mask.q_runs, batch, head)
     bounds = np.searchsorted(row, np.arange(0, grid.num_q + per_q, per_q))

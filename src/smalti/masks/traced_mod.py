@@ -9,6 +9,7 @@ that reads only ``q_idx`` is computed ``block_q`` times, not ``block_q × block_
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -101,10 +102,12 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
             "in jnp.asarray, which also makes it differentiable."
         ) from error
     except TypeError as error:
-        if "positional argument" not in str(error):
-            raise
         arguments = "(score, b, h, q_idx, kv_idx)" if len(avals) == 5 else "(b, h, q_idx, kv_idx)"
-        raise ValueError(f"{name}: it must take {arguments}; calling it gave: {error}") from error
+        takes = _takes(function, len(avals))
+        if takes:  # an error of its own
+            raise
+        must = "it must take" if takes is False else "it does not say what it takes; it is given"
+        raise ValueError(f"{name}: {must} {arguments}; calling it gave: {error}") from error
     outs = closed.out_avals
     kind = jnp.bool_ if result is bool else jnp.floating
     if len(outs) != 1 or outs[0].shape != () or not jnp.issubdtype(outs[0].dtype, kind):
@@ -134,6 +137,19 @@ def as_read(inputs, equation) -> list:
         x.astype(aval.dtype) if _is_floating(x) and x.dtype != aval.dtype else x
         for x, aval in pairs
     ]
+
+
+def _takes(function: Callable, number: int) -> bool | None:
+    """Whether it can be called with so many arguments; None where it does not say."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+    try:
+        signature.bind(*range(number))
+    except TypeError:
+        return False
+    return True
 
 
 def _is_floating(x) -> bool:

@@ -162,7 +162,7 @@ def check_constant(name: str, value) -> None:
 
 def check_implementation(implementation, interpret) -> None:
     if implementation is not None and implementation not in IMPLEMENTATIONS:
-        close = difflib.get_close_matches(str(implementation), IMPLEMENTATIONS, n=1)
+        close = difflib.get_close_matches(str(implementation).lower(), IMPLEMENTATIONS, n=1)
         advice = f"Did you mean {close[0]!r}?" if close else "None picks by platform."
         raise ValueError(
             f"implementation: got {implementation!r}; it must be one of {IMPLEMENTATIONS} or None. "

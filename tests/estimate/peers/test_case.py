@@ -63,6 +63,7 @@ def test_a_wrong_shape_is_refused(shape, message):
             "mask: unknown value 'casual'; known: causal, full, sliding_window(n)",
         ),
         ({"mask": "casual"}, "did you mean 'causal'?"),
+        ({"mask": "CAUSAL"}, "did you mean 'causal'?"),
         ({"mask": "sliding_window"}, "did you mean 'sliding_window(n)'?"),
         ({"mask": "sliding_window(0)"}, "unknown value 'sliding_window(0)'"),
         ({"dtype": "bf16"}, "dtype: unknown value 'bf16'; known: bfloat16, float32"),

@@ -40,6 +40,7 @@ def test_a_file_is_read_back(tmp_path):
     ("text", "expected"),
     [
         (None, r"a\.json cannot be read: No such file"),
+        ("[" * 100_000, r"a\.json is no JSON \(.*\); give a file that --json wrote"),
         ("{", r"a\.json is no JSON \(.*\); give a file that --json wrote"),
         ("[]", r"a\.json is no record of `smalti estimate`"),
         ('{"kind": "fn", "schema": 7}', r"has the format 7, and this version reads 1"),

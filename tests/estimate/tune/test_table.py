@@ -1,12 +1,9 @@
 """From a search to an entry, into a table, onto the disk."""
 
-import os
-import stat
-
 import pytest
 
 from smalti import block_table
-from smalti.estimate.tune import entry_of, merged, write_whole
+from smalti.estimate.tune import entry_of, merged
 from tests.estimate.tune import fake
 
 
@@ -109,30 +106,3 @@ def test_an_equal_result_changes_nothing(tmp_path):
     assert block_table.dump(merged([old], again)) == block_table.dump([old])
     newer = entry(tmp_path, date="2027-02-02", versions={"jax": "2"})
     assert merged([old], newer) == [newer]
-
-
-def test_a_file_is_replaced_whole_and_keeps_its_mode(tmp_path):
-    path = tmp_path / "table.json"
-    write_whole(path, "one")
-    mask = os.umask(0)
-    os.umask(mask)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
-    path.chmod(0o640)
-    write_whole(path, "two – 2")
-    assert path.read_text(encoding="utf-8") == "two – 2"
-    assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert [p.name for p in tmp_path.iterdir()] == ["table.json"]
-
-
-def test_a_write_that_fails_leaves_the_old_text(tmp_path, monkeypatch):
-    path = tmp_path / "table.json"
-    write_whole(path, "one")
-
-    def fails(*_):
-        raise OSError("no")
-
-    monkeypatch.setattr(os, "replace", fails)
-    with pytest.raises(OSError, match="no"):
-        write_whole(path, "two")
-    assert path.read_text() == "one"
-    assert [p.name for p in tmp_path.iterdir()] == ["table.json"]

@@ -138,6 +138,7 @@ def known(
     if got in allowed:
         return
     names = list(allowed if shown is None else shown)
-    near = difflib.get_close_matches(got, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    lower = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(got.lower(), lower, n=1)
+    hint = f"; did you mean {lower[near[0]]!r}?" if near else ""
     raise ValueError(f"{argument}: unknown {noun} {got!r}; known: {', '.join(names)}{hint}")

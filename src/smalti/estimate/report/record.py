@@ -73,7 +73,7 @@ def read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: of brackets in brackets
         raise ValueError(f"{path} is no JSON ({error}); give a file that --json wrote") from error
     if not isinstance(record, dict) or record.get("kind") not in ("attention", "fn"):
         raise ValueError(f"{path} is no record of `smalti estimate`; give a file that --json wrote")

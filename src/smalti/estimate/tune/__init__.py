@@ -7,7 +7,7 @@ table = merged(block_table.load(path), entry_of(found, …))
 from smalti.estimate.tune.journal import Journal
 from smalti.estimate.tune.measure import measure
 from smalti.estimate.tune.search import Found, search
-from smalti.estimate.tune.table import entry_of, merged, write_whole
+from smalti.estimate.tune.table import entry_of, merged
 from smalti.estimate.tune.trial import Trial
 
 __all__ = [
@@ -18,5 +18,4 @@ __all__ = [
     "measure",
     "merged",
     "search",
-    "write_whole",
 ]

@@ -1,9 +1,6 @@
 """From a search to an entry of a block table. `smalti.block_table` has the format."""
 
-import os
-import tempfile
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 from smalti.estimate.tune.search import Found
@@ -73,30 +70,5 @@ def merged(entries: Iterable[dict[str, Any]], new: dict[str, Any]) -> list[dict[
     return [*kept, replaced]
 
 
-def write_whole(path: Path, text: str) -> None:
-    """The file has the old text or the new one, at any moment. Raises OSError."""
-    descriptor, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-", suffix=".part")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(part, _mode(path))
-        os.replace(part, path)
-    except BaseException:
-        Path(part).unlink(missing_ok=True)
-        raise
-
-
 def _telling(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in entry.items() if key not in _INCIDENTAL}
-
-
-def _mode(path: Path) -> int:
-    """That of the file, else of a new one: mkstemp's is for its owner alone."""
-    try:
-        return path.stat().st_mode & 0o777
-    except FileNotFoundError:
-        mask = os.umask(0)
-        os.umask(mask)
-        return 0o666 & ~mask

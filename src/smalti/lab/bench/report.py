@@ -16,6 +16,7 @@ import jax
 from rich.console import Console
 from rich.table import Table
 
+from smalti.files import write_whole
 from smalti.lab.bench import cpu
 from smalti.lab.bench.cases import MEMORY_BAR_MIB, OURS
 from smalti.lab.bench.run import Result
@@ -151,4 +152,4 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1) + "\n")
