@@ -102,19 +102,24 @@ SIZES = {"batch": 1, "kv_heads": 1, "head_dim": 4, "window": 3, "dtype": "float3
         ({"batch": True}, "batch: got True; it must be a Python int of at least 1"),
         ({"head_dim": 4.0}, "head_dim: got 4.0; it must be a Python int of at least 1"),
         ({"value_dim": 0}, "value_dim: got 0; it must be a Python int of at least 1"),
-        ({"window": 2**40}, f"window: got {2**40}; it must be at most {2**30}, for indices are in"),
-        ({"batch": 2**31}, f"batch: got {2**31}; it must be at most {2**30}, for indices are int"),
+        ({"window": 2**40}, f"window: got {2**40}, the largest of batch=1, kv_heads=1, head_dim=4"),
         (
-            {"window": 2**30, "sinks": 9},
-            f"sinks, window: got 9 and {2**30}; together they must be at most {2**30}, for slots",
+            {"window": 2**40},
+            "would take 35,184,372,088,832 bytes (32,768.0 GiB); each size, and sinks + window, "
+            "must be at most 1073741824, for indices are int32. Make it smaller",
         ),
+        (
+            {"batch": 2**31},
+            f"batch: got {2**31}, the largest of batch={2**31}, kv_heads=1, head_di",
+        ),
+        ({"window": 2**30, "sinks": 9}, f"window: got {2**30}, the largest of batch=1, kv_heads=1"),
         (
             {"window": 2**29, "kv_heads": 2**30, "batch": 2},
             f"kv_heads: got {2**30}, the largest of batch=2, kv_heads={2**30}, head_dim=4, value_",
         ),
         (
             {"window": 2**29, "kv_heads": 2**30},
-            "k and v of float32 would take 18,446,744,073,709,551,616 bytes (17,179,869,184.0 GiB)",
+            "of float32 would take 18,446,744,073,709,551,616 bytes (17,179,869,184.0 GiB); no mac",
         ),
         (
             {"window": 2**29, "kv_heads": 2**14},

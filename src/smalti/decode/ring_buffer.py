@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from smalti.tpu.lanes import LANES, round_up
 
-from .sizes import BYTES, check_sizes, checked_dtype, size_in_bytes, too_large
+from .sizes import check_fit, check_sizes, checked_dtype, too_large
 
 
 def rows_along_lanes(dim: int) -> bool:
@@ -78,14 +78,14 @@ class RingBuffer:
         dtype = checked_dtype(dtype)
         rows = cls.rows(sinks, window, head_dim, value_dim)
         shapes = [(batch, kv_heads, rows, dim) for dim in (head_dim, value_dim)]
-        if size_in_bytes(shapes, dtype) > BYTES:
-            raise ValueError(too_large(shapes, dtype, **sizes))
+        check_fit(shapes, dtype, sizes)
         try:
             k, v = (jnp.zeros(shape, dtype) for shape in shapes)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            raise ValueError(too_large(shapes, dtype, **sizes)) from error
+            why = "the device has no memory for them; jax.jit with out_shardings shares them out"
+            raise ValueError(too_large(shapes, dtype, sizes, why)) from error
         length = jnp.zeros(batch, jnp.int32)
         return cls(k=k, v=v, length=length, sinks=int(sinks), window=int(window))
 

@@ -23,27 +23,18 @@ def check_sizes(**sizes) -> None:
                 f"{name}: got {size!r}; it must be a Python int of at least {least}, for "
                 "shapes are made of it."
             )
-        if size > MOST:
-            raise ValueError(
-                f"{name}: got {size}; it must be at most {MOST}, for indices are int32. Make it "
-                "smaller."
-            )
-    if sizes["sinks"] + sizes["window"] > MOST:
-        raise ValueError(
-            f"sinks, window: got {sizes['sinks']} and {sizes['window']}; together they must be at "
-            f"most {MOST}, for slots are counted in int32. Make the larger one smaller."
-        )
 
 
 def checked_dtype(dtype) -> np.dtype:
     names = tuple(jnp.dtype(allowed).name for allowed in DTYPES)
     try:
-        found = None if dtype is None else jnp.dtype(dtype)
+        if dtype is None:  # NumPy's float64
+            raise TypeError
+        found = jnp.dtype(dtype)
     except (TypeError, ValueError):  # what NumPy does not know, or nothing that names a dtype
-        found = None
-    if found is None:
         suggest("dtype", dtype, names)
-    elif found.name not in names or found != jnp.dtype(found.name):  # NumPy's have byte orders
+        raise  # unreachable: no name of ours is one that NumPy does not know
+    if found.name not in names or found != jnp.dtype(found.name):  # NumPy's have byte orders
         raise ValueError(
             f"dtype: got {found}; it must be that of the keys and values to come, one of "
             f"{', '.join(names)}, which attention takes. Pass k.dtype, or cast k and v."
@@ -51,15 +42,24 @@ def checked_dtype(dtype) -> np.dtype:
     return found
 
 
-def too_large(shapes, dtype: np.dtype, **sizes) -> str:
+def check_fit(shapes, dtype: np.dtype, sizes: dict[str, int]) -> None:
+    """Raises ValueError for arrays that no machine can have."""
+    slots = sizes["sinks"] + sizes["window"]
+    if max(*sizes.values(), slots) > MOST:
+        what = f"each size, and sinks + window, must be at most {MOST}, for indices are int32"
+        raise ValueError(too_large(shapes, dtype, sizes, what))
+    if size_in_bytes(shapes, dtype) > BYTES:
+        raise ValueError(too_large(shapes, dtype, sizes, "no machine has so many"))
+
+
+def too_large(shapes, dtype: np.dtype, sizes: dict[str, int], why: str) -> str:
     """Says of a cache how many bytes it takes, and which of its sizes is the largest."""
     count = size_in_bytes(shapes, dtype)
     name = max(sizes, key=lambda name: sizes[name])
     given = ", ".join(f"{name}={size}" for name, size in sizes.items())
     return (
         f"{name}: got {sizes[name]}, the largest of {given}; k and v of {dtype} would take "
-        f"{count:,} bytes ({count / 2**30:,.1f} GiB), and there is no memory for them. Make it "
-        "smaller, or shard the cache: make it under jax.jit with out_shardings."
+        f"{count:,} bytes ({count / 2**30:,.1f} GiB); {why}. Make it smaller."
     )
 
 
