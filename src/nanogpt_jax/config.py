@@ -18,7 +18,8 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]  # a step is an int32
 NotNegative = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Size = Annotated[int, Field(ge=1, le=2**16)]  # of a model, far beyond what was ever trained
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1)]
-Rate = Annotated[float, Field(gt=0)]
+FLOAT32 = 3.4e38  # about the largest; what is more would be infinite in a program
+Rate = Annotated[float, Field(gt=0, le=FLOAT32)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 Impl = Literal["xla", "ours", "streaming", "flex", "jax_flash", "splash"]
@@ -153,7 +154,7 @@ class OptimizerConfig(Section):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.95  # of Muon
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0  # of the blocks' matrices only
+    weight_decay: Annotated[float, Field(ge=0, le=FLOAT32)] = 0.0  # of the blocks' matrices only
     schedule: Literal["cosine", "wsd"] = "wsd"  # after the warm-up; wsd: constant, then linear
     warmup_fraction: Fraction = 0.02  # of all steps, linear from 0
     decay_fraction: Fraction = 0.4  # of all steps, for wsd
@@ -207,7 +208,7 @@ class SamplingConfig(Section):
     every: NotNegative = 0  # steps between samples; 0: only one, at the end
     prompt: str = "\n"
     num_tokens: NotNegative = 256  # 0: no samples
-    temperature: Annotated[float, Field(ge=0)] = 0.8  # 0: always the likeliest token
+    temperature: Annotated[float, Field(ge=0, le=FLOAT32)] = 0.8  # 0: always the likeliest token
     top_k: Positive | None = None  # None: all tokens
     # Of a cache with sink tokens: by place in it, as StreamingLLM does, or in the text, as trained.
     positions: Literal["cache", "absolute"] = "cache"
@@ -342,6 +343,8 @@ def _explain(error: Any) -> str:
         return f"{path}: got {_show(got)}; it is a section and holds keys, as in '{path}: {{…}}'"
     if kind == "string_pattern_mismatch":
         return f"{path}: got {_show(got)}; it must match {error['ctx']['pattern']}"
+    if kind == "less_than_equal":  # pydantic writes 3.4e38 in all of its digits
+        return f"{path}: got {_show(got)}; it must be less than or equal to {error['ctx']['le']!r}"
     message = error["msg"].removeprefix("Input should be ").replace("a valid integer", "an integer")
     return f"{path}: got {_show(got)}; it must be {message}"
 

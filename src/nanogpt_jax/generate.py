@@ -51,7 +51,9 @@ def make_generator(config: Config, choice: AttentionChoice, forward: Forward) ->
 def draw(logits, key, temperature, top_k) -> jax.Array:
     """int32: a token of ``logits [V]``; the likeliest one at temperature 0."""
     threshold = jnp.sort(logits)[::-1][top_k - 1]
-    scaled = jnp.where(logits >= threshold, logits, -jnp.inf) / jnp.maximum(temperature, 1e-6)
+    # Hidden after the division: that of −∞ by a great temperature is no number.
+    scaled = logits / jnp.maximum(temperature, 1e-6)
+    scaled = jnp.where((logits >= threshold) & (logits > -jnp.inf), scaled, -jnp.inf)
     return jnp.where(temperature > 0, jax.random.categorical(key, scaled), jnp.argmax(logits))
 
 

@@ -243,13 +243,63 @@ def test_64_bits():
             assert check(case, implementation).dtype == np.float32
 
 
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 Q, K, V = (np.zeros((2, 3, heads, 8), np.float32) for heads in (4, 2, 2))
 CACHE = RingBuffer.empty(2, 2, 8, sinks=1, window=4, dtype="float32")
 REFUSED = [
     ({"cache": 1}, "cache: got a int; it must be a smalti.decode.RingBuffer. Make one with"),
     (
         {"cache": dataclasses.replace(CACHE, v=CACHE.v[:, :, :5])},
-        "cache.v: got float32[2, 2, 5, 8]; it must be float32 of four dimensions, [B, Hkv, 128, D]",
+        "cache.v: got float32[2, 2, 5, 8]; it must be float32 [B=2, Hkv=2, 128, D], by cache.k",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, v=CACHE.v[:1])},
+        "cache.v: got float32[1, 2, 128, 8]; it must be float32 [B=2, Hkv=2, 128, D], by cache.k",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, v=CACHE.v.astype("float16"))},
+        "cache.v: got float16[2, 2, 128, 8]; it must be float32 [B=2, Hkv=2, 128, D], by cache.k",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, window=200)},
+        "cache.k: got float32[2, 2, 128, 8]; it must be float32 [B=2, Hkv=2, 256, D], by cache.k",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, k=CACHE.k[0])},
+        "cache.k: got float32[2, 128, 8]; it must be float32, bfloat16 or float16 of four dimens",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, v=CACHE.v.astype(int))},
+        "cache.v: got int32[2, 2, 128, 8]; it must be float32, bfloat16 or float16 of four dimens",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, k=None)},
+        "cache.k: got a NoneType; it must be a JAX or NumPy array. Make a cache with RingBuffer.",
+    ),
+    ({"cache": dataclasses.replace(CACHE, length=3)}, "cache.length: got a int; it must be a JAX"),
+    (
+        {"cache": dataclasses.replace(CACHE, length=jnp.zeros(3, int))},
+        "cache.length: got int32[3]; it must be int32 [B=2], how many tokens each sequence has",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, length=jnp.int32(0))},
+        "cache.length: got int32[]; it must be int32 [B=2], how many tokens each sequence has had",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, length=jnp.zeros(2))},
+        "cache.length: got float32[2]; it must be int32 [B=2], how many tokens each sequence has",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, length=jnp.zeros(2, "uint8"))},
+        "cache.length: got uint8[2]; it must be int32 [B=2], how many tokens each sequence has",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, window=0)},
+        "cache.window: got 0; it must be a Python int of at least 1. Make a cache with",
+    ),
+    (
+        {"cache": dataclasses.replace(CACHE, sinks="1")},
+        "cache.sinks: got '1'; it must be a Python int of at least 0. Make a cache with",
     ),
     ({"q": [1]}, "q: got a list; it must be a JAX or NumPy array. Convert it with jnp.asarray."),
     ({"k": K[:, 0]}, "k: got shape [2, 2, 8] with layout='BSHD'; it must be [B, T, H, D] without"),
@@ -284,6 +334,32 @@ REFUSED = [
 def test_wrong_arguments_are_value_errors(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         attend(**({"q": Q, "cache": CACHE, "k": K, "v": V} | changes))
+
+
+@pytest.mark.parametrize("field", ["k", "v", "length"])
+def test_append_checks_the_cache_too(field):
+    cache = dataclasses.replace(CACHE, **{field: getattr(CACHE, field)[:1].astype("float16")})
+    with pytest.raises(ValueError, match=rf"^cache\.{field}: got |^cache\.v: got .* by cache\.k"):
+        append(cache, K, V)
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_lengths_may_be_of_any_integers(dtype):
+    """Also where T is more than the dtype holds, and where a traced one is more than T."""
+    cache, T = RingBuffer.empty(2, 1, 2, window=400, dtype="float32"), 300
+    x = jnp.ones((2, T, 1, 2))
+    with jax.enable_x64("64" in dtype):
+        most = np.iinfo(dtype).max
+        for lengths in (np.array([100, 0], dtype), jnp.array([100, 0], dtype)):
+            for run in (append, jax.jit(append)):
+                got = run(cache, x, x, lengths=lengths).length
+                assert got.dtype == jnp.int32
+                np.testing.assert_array_equal(got, [100, 0])
+        written = jax.jit(append)(cache, x, x, lengths=jnp.array([most, 7], dtype)).length
+        np.testing.assert_array_equal(written, [min(most, T), 7])
+    padded = attend(x, cache, x, x, lengths=np.array([100, 0], dtype))[0]
+    assert (padded[0, 100:] == 0).all()
+    np.testing.assert_allclose(padded[0, :100], 1, rtol=1e-5)
 
 
 def test_an_odd_head_is_not_rotated():

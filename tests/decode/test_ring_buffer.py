@@ -102,8 +102,59 @@ SIZES = {"batch": 1, "kv_heads": 1, "head_dim": 4, "window": 3, "dtype": "float3
         ({"batch": True}, "batch: got True; it must be a Python int of at least 1"),
         ({"head_dim": 4.0}, "head_dim: got 4.0; it must be a Python int of at least 1"),
         ({"value_dim": 0}, "value_dim: got 0; it must be a Python int of at least 1"),
+        ({"window": 2**40}, f"window: got {2**40}, the largest of batch=1, kv_heads=1, head_dim=4"),
+        (
+            {"window": 2**40},
+            "would take 35,184,372,088,832 bytes (32,768.0 GiB); each size, and sinks + window, "
+            "must be at most 1073741824, for indices are int32. Make it smaller",
+        ),
+        (
+            {"batch": 2**31},
+            f"batch: got {2**31}, the largest of batch={2**31}, kv_heads=1, head_di",
+        ),
+        ({"window": 2**30, "sinks": 9}, f"window: got {2**30}, the largest of batch=1, kv_heads=1"),
+        (
+            {"window": 2**29, "kv_heads": 2**30, "batch": 2},
+            f"kv_heads: got {2**30}, the largest of batch=2, kv_heads={2**30}, head_dim=4, value_",
+        ),
+        (
+            {"window": 2**29, "kv_heads": 2**30},
+            "of float32 would take 18,446,744,073,709,551,616 bytes (17,179,869,184.0 GiB); no mac",
+        ),
+        (
+            {"window": 2**29, "kv_heads": 2**14},
+            f"window: got {2**29}, the largest of batch=1, kv_heads={2**14}, head_dim=4, value_d",
+        ),
+        (
+            {"dtype": "flaot32"},
+            "dtype: got 'flaot32'; allowed are 'float32', 'bfloat16', 'float16'",
+        ),
+        ({"dtype": "flaot32"}, "'float16'. Did you mean 'float32'?"),
+        ({"dtype": "bf16"}, "dtype: got 'bf16'; allowed are 'float32', 'bfloat16', 'float16'."),
+        ({"dtype": None}, "dtype: got None; allowed are 'float32', 'bfloat16', 'float16'."),
+        ({"dtype": 3}, "dtype: got 3; allowed are 'float32', 'bfloat16', 'float16'."),
+        ({"dtype": "int32"}, "dtype: got int32; it must be that of the keys and values to come, o"),
+        ({"dtype": "float64"}, "dtype: got float64; it must be that of the keys and values to co"),
+        ({"dtype": float}, "dtype: got float64; it must be that of the keys and values to come"),
+        ({"dtype": jnp.float8_e4m3fn}, "dtype: got float8_e4m3fn; it must be that of the keys"),
+        ({"dtype": ">f4"}, "dtype: got >f4; it must be that of the keys and values to come, one"),
     ],
 )
 def test_wrong_sizes_are_value_errors(changes, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         RingBuffer.empty(**(SIZES | changes))
+
+
+@pytest.mark.parametrize("dtype", ["float32", jnp.bfloat16, np.float16, np.dtype("f4")])
+def test_dtypes_are_named_in_any_way(dtype):
+    cache = RingBuffer.empty(**(SIZES | {"dtype": dtype}))
+    assert cache.k.dtype == cache.v.dtype == jnp.dtype(dtype)
+
+
+def test_what_a_device_has_no_memory_for_is_said_in_bytes(monkeypatch):
+    def zeros(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+    monkeypatch.setattr(jnp, "zeros", zeros)
+    with pytest.raises(ValueError, match=r"^head_dim: got 4, the largest of .* take 4,096 bytes"):
+        RingBuffer.empty(**SIZES)

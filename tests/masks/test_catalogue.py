@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from smalti import masks
+from smalti.masks.arguments import MANY
 
 from . import brute
 
@@ -97,6 +98,74 @@ def test_negative_ids_see_nobody_and_are_seen_by_nobody():
     assert not visible[:, ids[0] < 0].any()
     assert visible[np.ix_([1, 2], [1, 2])].all()
     assert visible[5].tolist() == [False] * 5 + [True]
+
+
+def _numbers(x) -> list:
+    """Of each constructor what it made of an integer array ``[B]``, and of its first number."""
+    made = []
+    for value in (x, x[0]):
+        made += [
+            *(masks.causal(value).offset, masks.sliding_window(3, value).offset),
+            *(masks.local(1, 2, value).offset, masks.prefix_lm(value, value).offset),
+            masks.streaming(sinks=1, window=2, offset=value).offset,
+            *(masks.prefix_lm(value).prefix, masks.lengths(q=value).q, masks.lengths(kv=value).kv),
+        ]
+    return made
+
+
+INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+
+
+@pytest.mark.parametrize("dtype", [*INTEGERS, "int4", "uint4"])
+def test_numbers_are_of_any_integers(dtype):
+    """Those beyond `MANY` mean the same as it, however far beyond."""
+    limits = jnp.iinfo(dtype)
+    given = [5, 0, 7, int(limits.max), int(limits.min)]
+    expected = np.array([max(-MANY, min(x, MANY)) for x in given])
+    with jax.enable_x64("64" in dtype):
+        for x in (np.array(given, dtype), jnp.array(given, dtype)):
+            for numbers in (_numbers(x), jax.jit(_numbers)(jnp.array(given, dtype))):
+                for got in numbers:
+                    assert isinstance(got, int) or got.dtype == np.int32
+                    np.testing.assert_array_equal(got, expected if np.ndim(got) else expected[0])
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_ids_are_of_any_integers(dtype):
+    """Known ones that int32 does not hold are refused; traced ones never become other documents'
+    of lesser numbers, nor padding a document."""
+    limits, int32 = np.iinfo(dtype), np.iinfo(np.int32)
+    given = [5, 0, 7, int(limits.max), int(limits.min)]
+    expected = np.clip(np.array(given, object), int32.min, int32.max).astype(np.int32)
+    fits = int32.min <= limits.min <= limits.max <= int32.max
+    with jax.enable_x64("64" in dtype):
+        for x in (np.array(given, dtype), jnp.array(given, dtype)):
+            traced = jax.jit(lambda x: masks.document(x).q_ids)(jnp.asarray(x))
+            assert traced.dtype == np.int32
+            np.testing.assert_array_equal(traced[0], expected)
+            if fits:
+                np.testing.assert_array_equal(masks.document(x).kv_ids[0], expected)
+            else:
+                with pytest.raises(
+                    ValueError, match=r"document: ids run from .* they must fit int32"
+                ):
+                    masks.document(x)
+            np.testing.assert_array_equal(masks.document(x[:3]).kv_ids[0], given[:3])
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_a_mask_of_any_integers_shows_the_same(dtype):
+    grid = brute.GRIDS["7x9"]
+    masks_of = {
+        "causal": masks.causal,
+        "prefix": lambda x: masks.prefix_lm(x, 0),
+        "lengths": lambda x: masks.lengths(q=x, kv=x),
+    }
+    for name, make in masks_of.items():
+        expected = brute.evaluate(make(np.array([2, 5], np.int32)), grid)
+        with jax.enable_x64("64" in dtype):
+            got = brute.evaluate(make(jnp.array([2, 5], dtype)), grid)
+        np.testing.assert_array_equal(got, expected, err_msg=name)
 
 
 @pytest.mark.parametrize(

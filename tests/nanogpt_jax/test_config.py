@@ -49,6 +49,13 @@ def test_override(override, path, value):
         ("sampling.seed=4294967296", "sampling.seed: got 4294967296; it must be less than or"),
         ("model.dim=10000000000", "model.dim: got 10000000000; it must be less than or equal to"),
         ("training.num_iterations=2147483648", "it must be less than or equal to 2147483647"),
+        (
+            "sampling.temperature=1e39",
+            "temperature: got 1e+39; it must be less than or equal to 3.",
+        ),
+        ("sampling.temperature=.inf", "sampling.temperature: got inf; it must be a finite number"),
+        ("optimizer.learning_rate=1e39", "learning_rate: got 1e+39; it must be less than or equal"),
+        ("optimizer.weight_decay=1e39", "weight_decay: got 1e+39; it must be less than or equal"),
         ("run.seed=2024-99-99", "is not YAML: a value in it cannot be read: month must be"),
         ("run.seed=" + "9" * 5000, "is not YAML: a value in it cannot be read: Exceeds the"),
         ("run.seed=0x" + "f" * 5000, "run.seed: got a number of thousands of digits; it must be"),

@@ -115,6 +115,23 @@ def test_positions_by_cache_are_those_of_the_paper(heads):
     assert not np.array_equal(tokens, absolute)
 
 
+@pytest.mark.parametrize("temperature", [1e-30, 1e-6, 1.0, 1e38, 1e39, 1e300, np.inf])
+def test_a_temperature_leaves_the_likeliest_as_they_are(temperature):
+    """Also where a quotient by it is nothing, or of −∞ no number."""
+    logits, likeliest = jnp.array([0.0, 1.0, 5.0, 2.0, -jnp.inf]), [2, 3, 1, 0]
+    keys = jax.random.split(jax.random.key(0), 200)
+    float32 = jnp.float32(temperature if temperature < 1e39 else np.inf)
+    assert generate.draw(logits, keys[0], temperature, 1) == 2
+    assert jax.jit(generate.draw)(logits, keys[0], float32, 1) == 2
+    for top_k in (2, 4, 5):
+        draws = jax.jit(jax.vmap(generate.draw, (None, 0, None, None)))
+        drawn = draws(logits, keys, float32, top_k)
+        expected = likeliest[: min(top_k, 4) if temperature > 1 else None]
+        assert set(drawn.tolist()) <= set(expected)
+        if temperature > 1e30:  # all that may be drawn are as likely
+            assert set(drawn.tolist()) == set(expected)
+
+
 def test_bfloat16_caches_take_half_the_memory():
     config = tiny_config(RANDOM, *STREAMING, "training.dtype=bfloat16")
     choice, params = make_attention(config), random_params(config)

@@ -105,6 +105,10 @@ def test_the_command(tmp_path, run_train, capsys):
         ),
         (["--run", run, "--temperature", "-1"], "sampling.temperature: got -1.0; it must be"),
         (
+            ["--run", run, "--temperature", "1e39"],
+            "sampling.temperature: got 1e+39; it must be less than or equal to 3.4e+38",
+        ),
+        (
             ["--run", run + "x"],
             f"runx does not exist; give the folder of a trained run; there are {run}",
         ),

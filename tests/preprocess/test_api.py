@@ -84,6 +84,23 @@ def test_any_shape_is_within_the_budget(implementation):
     check()
 
 
+@pytest.mark.parametrize("dtype", [f"{u}int{bits}" for u in ("", "u") for bits in (8, 16, 32, 64)])
+def test_positions_are_of_any_integers(dtype):
+    """Also where a position and its offset sum to more than their dtype holds."""
+    x = oracle.draw(S=3, D=8)
+
+    def turned(positions, offset):
+        return qk_norm_rope(x.q, x.k, x.v, positions=positions, position_offset=offset)[0]
+
+    positions, offset = [100, 3, 7], [120, 2]
+    expected = turned(np.array(positions, np.int32), np.array(offset, np.int32))
+    with jax.enable_x64("64" in dtype):
+        for of in (np.array, jnp.array):
+            given = of(positions, dtype), of(offset, dtype)
+            for got in (turned(*given), jax.jit(turned)(*given)):
+                np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("implementation", calls.IMPLEMENTATIONS)
 def test_position_zero_does_not_turn(implementation):
     case = oracle.draw(S=3, scales=False, positions=np.zeros(3, np.int32))

@@ -16,9 +16,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from smalti.tpu.lanes import LANES, round_up
+
+from .sizes import check_fit, check_sizes, checked_dtype, too_large
 
 
 def rows_along_lanes(dim: int) -> bool:
@@ -69,26 +70,24 @@ class RingBuffer:
         dtype,
     ) -> RingBuffer:
         """A cache of no tokens. ``value_dim`` is ``head_dim`` unless given; ``dtype`` is that of
-        the keys and values to come."""
+        the keys and values to come: float32, bfloat16 or float16."""
         value_dim = head_dim if value_dim is None else value_dim
         sizes = {"batch": batch, "kv_heads": kv_heads, "head_dim": head_dim}
         sizes |= {"value_dim": value_dim, "window": window, "sinks": sinks}
-        for name, size in sizes.items():
-            least = 0 if name == "sinks" else 1
-            is_int = isinstance(size, int | np.integer) and not isinstance(size, bool)
-            if not is_int or size < least:
-                raise ValueError(
-                    f"{name}: got {size!r}; it must be a Python int of at least {least}, for "
-                    "shapes are made of it."
-                )
-        shape = (batch, kv_heads, cls.rows(sinks, window, head_dim, value_dim))
-        return cls(
-            k=jnp.zeros((*shape, head_dim), dtype),
-            v=jnp.zeros((*shape, value_dim), dtype),
-            length=jnp.zeros(batch, jnp.int32),
-            sinks=int(sinks),
-            window=int(window),
-        )
+        check_sizes(**sizes)
+        dtype = checked_dtype(dtype)
+        rows = cls.rows(sinks, window, head_dim, value_dim)
+        shapes = [(batch, kv_heads, rows, dim) for dim in (head_dim, value_dim)]
+        check_fit(shapes, dtype, sizes)
+        try:
+            k, v = (jnp.zeros(shape, dtype) for shape in shapes)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            why = "the device has no memory for them; jax.jit with out_shardings shares them out"
+            raise ValueError(too_large(shapes, dtype, sizes, why)) from error
+        length = jnp.zeros(batch, jnp.int32)
+        return cls(k=k, v=v, length=length, sinks=int(sinks), window=int(window))
 
     @staticmethod
     def rows(sinks: int, window: int, head_dim: int, value_dim: int) -> int:

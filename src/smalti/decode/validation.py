@@ -10,6 +10,7 @@ import numpy as np
 from jax import core
 
 from smalti.attention.validation import DTYPES, LAYOUTS, suggest
+from smalti.masks.arguments import saturated
 from smalti.preprocess.rope import Rope
 from smalti.preprocess.validation import check_constant, check_rotary
 from smalti.tpu.launch import check_interpret
@@ -19,6 +20,7 @@ from .ring_buffer import RingBuffer
 IMPLEMENTATIONS = ("reference", "pallas")
 POSITIONS = ("cache", "absolute")
 KERNEL_DTYPES = (jnp.float32, jnp.bfloat16)
+_MAKE = "Make a cache with RingBuffer.empty, and map it with jax.vmap."
 # More are a prefill: their products fill the matrix unit, and XLA does them as well.
 KERNEL_TOKENS = 8
 
@@ -29,15 +31,38 @@ def check_cache(cache) -> None:
             f"cache: got a {type(cache).__name__}; it must be a smalti.decode.RingBuffer. Make one "
             "with RingBuffer.empty(batch, kv_heads, head_dim, window=…, dtype=…)."
         )
-    rows = RingBuffer.rows(cache.sinks, cache.window, cache.k.shape[-1], cache.v.shape[-1])
-    for name, x in (("k", cache.k), ("v", cache.v)):
-        if x.ndim != 4 or x.shape[2] != rows or x.dtype != cache.k.dtype:
+    for name, x in (("k", cache.k), ("v", cache.v), ("length", cache.length)):
+        if not isinstance(x, jax.Array | np.ndarray):
             raise ValueError(
-                f"cache.{name}: got {x.dtype}{list(x.shape)}; it must be {cache.k.dtype} of four "
-                f"dimensions, [B, Hkv, {rows}, D]: of {cache.sinks} + {cache.window} slots there "
-                "are so many rows in memory. Make it with RingBuffer.empty, and map it with "
-                "jax.vmap."
+                f"cache.{name}: got a {type(x).__name__}; it must be a JAX or NumPy array. {_MAKE}"
             )
+    for name, least in (("sinks", 0), ("window", 1)):
+        size = getattr(cache, name)
+        if not isinstance(size, int | np.integer) or isinstance(size, bool) or size < least:
+            raise ValueError(
+                f"cache.{name}: got {size!r}; it must be a Python int of at least {least}. {_MAKE}"
+            )
+    for name, x in (("k", cache.k), ("v", cache.v)):
+        if x.ndim != 4 or x.dtype not in DTYPES:
+            raise ValueError(
+                f"cache.{name}: got {x.dtype}{list(x.shape)}; it must be float32, bfloat16 or "
+                f"float16 of four dimensions, [B, Hkv, rows, D]. {_MAKE}"
+            )
+    B, Hkv, _, D = cache.k.shape
+    rows = RingBuffer.rows(cache.sinks, cache.window, D, cache.v.shape[3])
+    for name, x in (("k", cache.k), ("v", cache.v)):
+        if x.shape[:3] != (B, Hkv, rows) or x.dtype != cache.k.dtype:
+            raise ValueError(
+                f"cache.{name}: got {x.dtype}{list(x.shape)}; it must be {cache.k.dtype} "
+                f"[B={B}, Hkv={Hkv}, {rows}, D], by cache.k and because {cache.sinks} + "
+                f"{cache.window} slots take so many rows in memory. {_MAKE}"
+            )
+    if cache.length.shape != (B,) or cache.length.dtype != jnp.int32:
+        raise ValueError(
+            f"cache.length: got {cache.length.dtype}{list(cache.length.shape)}; it must be int32 "
+            f"[B={B}], how many tokens each sequence has had, by cache.k {list(cache.k.shape)}. "
+            f"{_MAKE}"
+        )
 
 
 def heads_first(name: str, x, cache: RingBuffer, layout: str):
@@ -112,7 +137,7 @@ def checked_lengths(lengths, B: int, T: int):
                 f"lengths: got values from {known.min()} to {known.max()}; they must be from 0 to "
                 f"T={T}, for they count new tokens. The cache counts the earlier ones itself."
             )
-    return jnp.clip(jnp.asarray(lengths), 0, T).astype(jnp.int32)
+    return jnp.clip(jnp.asarray(saturated(lengths)), 0, T)
 
 
 def checked_rope(positions, theta, interleaved, rotary_dim, D: int) -> Rope | None:

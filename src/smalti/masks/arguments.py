@@ -66,7 +66,18 @@ def per_batch(value, name: str):
     value = integers(value, name, 1)
     if isinstance(value, int):
         return max(-MANY, min(value, MANY))
-    return value.clip(-MANY, MANY).astype(np.int32)
+    return saturated(value).clip(-MANY, MANY)
+
+
+def saturated(value):
+    """An integer array as int32, its values beyond that as the nearest ones.
+
+    Bounds must be compared with after this: in a narrower or unsigned dtype they wrap themselves.
+    """
+    own, limits = jnp.iinfo(value.dtype), np.iinfo(np.int32)
+    if own.min < limits.min or own.max > limits.max:
+        value = value.clip(max(own.min, limits.min), min(own.max, limits.max))
+    return value.astype(np.int32)
 
 
 def entries(value) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from smalti.masks.arguments import integers, size
+from smalti.masks.arguments import integers, saturated, size
 from smalti.masks.tiles import Tiles, as_known
 
 MOST = 2**26  # tokens; as many ids are made where documents are given by their lengths
@@ -32,7 +32,7 @@ def check_lengths(lengths) -> tuple[int, ...]:
 
 
 def check_ids(ids):
-    """Ids as int32 ``[1 or B, S]``."""
+    """Ids as int32 ``[1 or B, S]``; traced ones beyond that are one document, or padding."""
     ids = integers(ids, "document: ids", 2)
     if isinstance(ids, int) or ids.ndim == 0:
         raise ValueError("document: ids are one number; give one id per token, [S] or [B, S].")
@@ -42,7 +42,7 @@ def check_ids(ids):
             f"document: ids run from {known.min()} to {known.max()}; they must fit int32. "
             "Number the documents from 0."
         )
-    return ids.astype(np.int32).reshape((1, -1) if ids.ndim == 1 else ids.shape)
+    return saturated(ids).reshape((1, -1) if ids.ndim == 1 else ids.shape)
 
 
 def borders(q_ids, kv_ids, tiles: Tiles) -> list | None:
