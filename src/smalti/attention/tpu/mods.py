@@ -95,7 +95,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
     needed: set[Any] = set()  # variables that the kernel computes
     constants: dict[Any, Any] = {}
 
-    def need(variable) -> None:
+    def need(variable: Any) -> None:
         known = isinstance(variable, Constant) or variable in arguments or variable in constants
         if known or variable in needed or variable in hoisted:
             return
