@@ -95,7 +95,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
     needed: set[Any] = set()  # variables that the kernel computes
     constants: dict[Any, Any] = {}
 
-    def need(variable: Any) -> None:
+    def need(variable) -> None:
         known = isinstance(variable, Constant) or variable in arguments or variable in constants
         if known or variable in needed or variable in hoisted:
             return
@@ -119,7 +119,7 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
             return
         by_score = S in facts.reads[variable]
         large = facts.reads_as_many(variable, sizes[2] * sizes[3])
-        if variable.aval.dtype == jnp.bool_ and large and not by_score:
+        if _is_boolean(variable) and large and not by_score:
             hoisted.append(variable)
             return
         while equation.primitive.name in READS and equation.invars[0] in facts.made_by:
@@ -195,6 +195,10 @@ def _kind(facts: Dependence, variable) -> Kind:
 
 def _is_floating(variable) -> bool:
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
+
+
+def _is_boolean(variable) -> bool:
+    return variable.aval.dtype == jnp.bool_
 
 
 def _outside(
