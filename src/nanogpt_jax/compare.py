@@ -19,16 +19,15 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from nanogpt_jax import compare_masks as masks
 from nanogpt_jax.cli import command
+from nanogpt_jax.compare_masks import Arm
 from nanogpt_jax.config import UserError, add_config_arguments, load_config
 from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.metrics import read_records
 from smalti.chips import TENSOR_CORES
-
-if TYPE_CHECKING:
-    from nanogpt_jax.compare_masks import Arm
 
 LOSSES = {"train_loss": "training", "val_loss": "validation"}
 
@@ -116,9 +115,6 @@ def compare_runs(args: argparse.Namespace) -> int:
 
 
 def compare_masks(args: argparse.Namespace) -> int:
-    # What trains is imported here: two runs are compared without it.
-    from nanogpt_jax import compare_masks as masks
-
     config = load_config(args.config, args.override)
     arms = [_arm(word) for word in args.masks] or masks.default_arms(config.training.seq_len)
     runs = masks.plan_runs(config, arms, _seeds(args.seeds))
@@ -151,10 +147,8 @@ def writing_to(option: str, path: Path) -> Iterator[None]:
         raise UserError(f"{option}: cannot write {path}: {error}") from None
 
 
-def _arm(text: str) -> "Arm":
+def _arm(text: str) -> Arm:
     """ "window=sliding_window(256)"; raises UserError."""
-    from nanogpt_jax.compare_masks import Arm
-
     name, equals, mask = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
         raise UserError(
@@ -185,9 +179,9 @@ def _parser() -> argparse.ArgumentParser:
         "runs", nargs="*", type=path_argument, metavar="RUN", help="a folder, runs/<name>: two"
     )
     parser.add_argument("--out", type=path_argument, help="draw the curves into this PNG")
-    masks = parser.add_argument_group("masks")
-    add_config_arguments(masks, required=False)
-    masks.add_argument(
+    group = parser.add_argument_group("masks")
+    add_config_arguments(group, required=False)
+    group.add_argument(
         "--masks",
         nargs="+",
         default=[],
@@ -195,10 +189,10 @@ def _parser() -> argparse.ArgumentParser:
         help="the first is what the others are held against; default: dense, window, streaming and "
         "documents",
     )
-    masks.add_argument("--seeds", default="0,1,2", metavar="N,…", help="default: 0,1,2")
-    masks.add_argument("--rounds", type=int, default=20, metavar="N", help="timed steps of each")
-    masks.add_argument("--chip", default="v6e", help="to estimate for, or none; default: v6e")
-    masks.add_argument(
+    group.add_argument("--seeds", default="0,1,2", metavar="N,…", help="default: 0,1,2")
+    group.add_argument("--rounds", type=int, default=20, metavar="N", help="timed steps of each")
+    group.add_argument("--chip", default="v6e", help="to estimate for, or none; default: v6e")
+    group.add_argument(
         "--json",
         type=path_argument,
         metavar="FILE",
