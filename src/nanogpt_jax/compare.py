@@ -28,6 +28,7 @@ from nanogpt_jax.config import UserError, add_config_arguments, load_config
 from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.metrics import read_records
 from smalti.chips import TENSOR_CORES
+from smalti.files import write_whole
 
 LOSSES = {"train_loss": "training", "val_loss": "validation"}
 
@@ -132,9 +133,9 @@ def compare_masks(args: argparse.Namespace) -> int:
     json_path, png = args.json or folder / "comparison.json", args.out or folder / "comparison.png"
     with writing_to("--json", json_path):
         json_path.parent.mkdir(parents=True, exist_ok=True)
-        json_path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        write_whole(json_path, json.dumps(record, indent=1) + "\n")
     with writing_to("--out", png):
-        masks.plot(record, png)
+        write_whole(png, masks.plot(record))
     print("\n".join([*masks.table(record), f"written: {json_path}, {png}"]))
     return 0
 

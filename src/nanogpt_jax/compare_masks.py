@@ -5,6 +5,7 @@ Each mask and seed is a run of its own, `<dir>/<name>/<mask's name>.seed<n>`, an
 side by side, and estimated for a TPU.
 """
 
+import io
 import math
 import statistics
 import time
@@ -323,8 +324,8 @@ def _with_sd(value: float, sd: float | None, sign: str) -> str:
     return text if sd is None else f"{text} ± {sd:.4f}"
 
 
-def plot(record: dict[str, Any], png: Path) -> None:
-    """Mean validation losses with the range over seeds, against measured and estimated time."""
+def plot(record: dict[str, Any]) -> bytes:
+    """A PNG: mean validation losses, with the range over seeds, by measured and estimated time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -367,5 +368,7 @@ def plot(record: dict[str, Any], png: Path) -> None:
     for axes in panels:
         axes.grid(alpha=0.3)
     panels[0].legend()
-    figure.savefig(png, dpi=120)
+    picture = io.BytesIO()
+    figure.savefig(picture, dpi=120, format="png")
     plt.close(figure)
+    return picture.getvalue()
