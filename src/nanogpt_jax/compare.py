@@ -125,7 +125,7 @@ def compare_masks(args: argparse.Namespace) -> int:
         raise UserError(f"--chip: got {args.chip!r}; it is one of {', '.join(TENSOR_CORES)}, none")
     if code := masks.train_all(runs, _say):
         if code in (130, 143):
-            print("the same command goes on from there", file=sys.stderr)
+            print("this comparison needs no --resume: the same command goes on", file=sys.stderr)
         return code
     chip = None if args.chip == "none" else args.chip
     record = masks.compare(config, arms, runs, args.rounds, chip, _say)
@@ -172,6 +172,7 @@ def _say(words: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m nanogpt_jax.compare",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -191,7 +192,9 @@ def _parser() -> argparse.ArgumentParser:
         "documents",
     )
     group.add_argument("--seeds", default="0,1,2", metavar="N,…", help="default: 0,1,2")
-    group.add_argument("--rounds", type=int, default=20, metavar="N", help="timed steps of each")
+    group.add_argument(
+        "--rounds", type=int, default=20, metavar="N", help="timed steps of each, after 3 others"
+    )
     group.add_argument("--chip", default="v6e", help="to estimate for, or none; default: v6e")
     group.add_argument(
         "--json",

@@ -367,7 +367,8 @@ def plot(record: dict[str, Any]) -> bytes:
     panels[-1].set_xticks(range(len(rows)), [row["name"] for row in rows])
     for axes in panels:
         axes.grid(alpha=0.3)
-    panels[0].legend()
+    if panels[0].get_lines():
+        panels[0].legend()
     picture = io.BytesIO()
     figure.savefig(picture, dpi=120, format="png")
     plt.close(figure)

@@ -173,6 +173,7 @@ def _say(words: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m nanogpt_jax.decode_bench",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -212,6 +213,9 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("stopped: nothing was measured to its end", file=sys.stderr)
+        return 130
     print("\n".join(table(found)))
     return 0
 

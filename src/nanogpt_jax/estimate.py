@@ -351,6 +351,7 @@ def show(record: dict[str, Any], out: Console) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
+        allow_abbrev=False,
         prog="python -m nanogpt_jax.estimate",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

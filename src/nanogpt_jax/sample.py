@@ -103,7 +103,9 @@ def make_forward(config: Config, attention) -> Forward:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nanogpt_jax.sample", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m nanogpt_jax.sample", description=__doc__
+    )
     parser.add_argument(
         "--run", required=True, type=path_argument, metavar="FOLDER", help="runs/<name>"
     )

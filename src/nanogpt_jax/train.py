@@ -381,14 +381,16 @@ class Loop:
         number = signals.received or signal.SIGINT
         name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
         display.say(
-            f"stopped by {name}: step {step} is saved in {self.checkpoints.path(step)}; the same "
-            "command with --resume goes on from there"
+            f"stopped by {name}: step {step} is saved in {self.checkpoints.path(step)}; --resume "
+            "goes on from there"
         )
         return 128 + number
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nanogpt_jax.train", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m nanogpt_jax.train", description=__doc__
+    )
     add_config_arguments(parser)
     parser.add_argument(
         "--print-config", action="store_true", help="print the whole config and stop"

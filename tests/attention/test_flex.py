@@ -138,3 +138,13 @@ def test_what_is_refused(arguments, text):
     given = {"block_mask": build_block_mask(masks.causal(), B, H, S, 64, 64)} | arguments
     with pytest.raises(ValueError, match=text):
         flex_pallas_attention(q, k, v, **given)
+
+
+def test_heads_and_tokens_swapped():
+    """The article's layout is [B, H, S, D], that of `smalti.attention` [B, S, H, D]."""
+    block_mask = smalti.build_block_mask(smalti.masks.causal(), 1, 2, 16, 8, 8)
+    q = jnp.zeros((1, 16, 2, 8))
+    with pytest.raises(ValueError, match=r"heads and tokens look swapped: .* layout='BHSD'"):
+        smalti.flex_pallas_attention(q, q, q, block_mask)
+    with pytest.raises(ValueError, match=r"heads and tokens look swapped: .* layout='BHSD'"):
+        smalti.attention(q.swapaxes(1, 2), q.swapaxes(1, 2), q.swapaxes(1, 2), mask=block_mask)

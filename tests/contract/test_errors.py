@@ -62,6 +62,16 @@ CASES = {
         {"mask": lambda b, h, q_idx, kv_idx: q_idx - kv_idx},
         ["mask_mod: for scalar arguments it must return one scalar, boolean", "int32"],
     ),
+    "mask_mod that is to be added": (
+        ValueError,
+        {"mask": lambda b, h, q_idx, kv_idx: jnp.where(q_idx < kv_idx, -jnp.inf, 0.0)},
+        ["it returned (float32", "to be added to scores goes into score_mod or bias."],
+    ),
+    "mask_mod without return": (
+        ValueError,
+        {"mask": lambda b, h, q_idx, kv_idx: None},
+        ["it returned (None). Is a `return` missing?"],
+    ),
     "BlockMask of other sizes": (
         ValueError,
         {"mask": OTHER},

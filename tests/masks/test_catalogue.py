@@ -229,8 +229,8 @@ def test_a_wrong_argument_is_named(make, text):
         (masks.lengths(kv=np.arange(3)), "lengths: kv has 3 entries"),
         (
             masks.document(np.zeros((2, 5), np.int32)),
-            "document: kv ids have shape [2, 5]; here they must be [2, 6] or [1, 6]. Where Sq ≠ Sk "
-            "give a tuple (q_ids, kv_ids).",
+            "document: kv ids have shape [2, 5]; here they must be [2, 6] or [1, 6], an id for "
+            "each token. Where Sq ≠ Sk give a tuple (q_ids, kv_ids); for lengths write",
         ),
         (masks.document(np.zeros((3, 5), np.int32)), "document: q ids have shape [3, 5]"),
     ],

@@ -13,7 +13,9 @@ from nanogpt_jax.data.tokenizers import TOKENIZERS
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m nanogpt_jax.data", description=__doc__)
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False, prog="python -m nanogpt_jax.data", description=__doc__
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser(
         "prepare",

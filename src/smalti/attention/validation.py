@@ -141,9 +141,16 @@ def _check_block_mask(mask: BlockMask, sizes):
         a == b or (i < 2 and not varies[i]) for i, (a, b) in enumerate(zip(own, sizes, strict=True))
     )
     if not fits:
+        advice = "build one for these sizes with smalti.build_block_mask"
+        _, heads, q_len, kv_len = sizes
+        if grid.heads == q_len == kv_len and grid.q_len == grid.kv_len == heads:
+            advice = (
+                "heads and tokens look swapped: smalti.flex_pallas_attention takes [B, H, S, D], "
+                "and smalti.attention [B, S, H, D] unless layout='BHSD'"
+            )
         raise ValueError(
             f"mask: this BlockMask was built for [B, Hq, Sq, Sk] = {list(own)} and is used at "
-            f"{list(sizes)}; build one for these sizes with smalti.build_block_mask."
+            f"{list(sizes)}; {advice}."
         )
 
 

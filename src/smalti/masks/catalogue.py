@@ -342,8 +342,8 @@ class Document(Mask):
             if ids.shape[0] not in (1, batch) or ids.shape[1] != length:
                 raise ValueError(
                     f"document: {side} ids have shape {list(ids.shape)}; here they must be "
-                    f"[{batch}, {length}] or [1, {length}]. Where Sq ≠ Sk give a tuple "
-                    "(q_ids, kv_ids)."
+                    f"[{batch}, {length}] or [1, {length}], an id for each token. Where Sq ≠ Sk "
+                    "give a tuple (q_ids, kv_ids); for lengths write document(lengths=[…])."
                 )
         return self
 

@@ -111,10 +111,14 @@ def trace_mod(function: Callable, avals, *, name: str, result) -> TracedMod:
     outs = closed.out_avals
     kind = jnp.bool_ if result is bool else jnp.floating
     if len(outs) != 1 or outs[0].shape != () or not jnp.issubdtype(outs[0].dtype, kind):
-        got = ", ".join(str(aval) for aval in outs)
+        got, advice = ", ".join(str(aval) for aval in outs), ""
+        if not outs:
+            got, advice = "None", " Is a `return` missing?"
+        elif result is bool and jnp.issubdtype(outs[0].dtype, jnp.floating):
+            advice = " What is to be added to scores goes into score_mod or bias."
         raise ValueError(
             f"{name}: for scalar arguments it must return one scalar, "
-            f"{'boolean' if result is bool else 'floating-point'}; it returned ({got})."
+            f"{'boolean' if result is bool else 'floating-point'}; it returned ({got}).{advice}"
         )
     return TracedMod(tuple(closed.consts), closed.jaxpr, _depends(closed.jaxpr))
 

@@ -86,6 +86,33 @@ def test_an_array_read_by_the_score_is_refused():
         smalti.attention(q, q, q, score_mod=score_mod, **INTERPRETED)
 
 
+ARRAYS_MADE_INSIDE = {
+    "zeros": lambda s, b, h, i, j: s + jnp.zeros((16, 16))[i, j],
+    "full": lambda s, b, h, i, j: s + jnp.full(16, 2.0)[i * j % 16],
+    "eye": lambda s, b, h, i, j: s + jnp.eye(16)[i, j],
+    "by score": lambda s, b, h, i, j: s + jnp.zeros(8)[jnp.clip(s, 0, 7).astype(int)],
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS_MADE_INSIDE)
+def test_an_array_that_the_function_makes_and_reads_at_both_indices_is_refused(name):
+    q = jnp.zeros((1, 16, 1, 8))
+    with pytest.raises(NotImplementedError, match=r"it reads an array at an index .* as bias="):
+        smalti.attention(q, q, q, score_mod=ARRAYS_MADE_INSIDE[name], **INTERPRETED)
+
+
+def test_random_numbers_by_query_and_key_are_no_array_that_is_read():
+    key = jax.random.key(0)
+
+    def dropout(score, b, h, i, j):
+        kept = jax.random.bernoulli(jax.random.fold_in(jax.random.fold_in(key, i), j), 0.9)
+        return jnp.where(kept, score, -jnp.inf)
+
+    q = jnp.zeros((1, 16, 1, 8))
+    with pytest.raises(NotImplementedError, match=r"it uses '\w+' on what differs"):
+        smalti.attention(q, q, q, score_mod=dropout, **INTERPRETED)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "mask",

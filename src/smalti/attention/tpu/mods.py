@@ -122,18 +122,26 @@ def split(mod: TracedMod, sizes: Sizes, name: str) -> tuple[KernelMod, tuple[jax
         if _is_boolean(variable) and large and not by_score:
             hoisted.append(variable)
             return
-        while equation.primitive.name in READS and equation.invars[0] in facts.made_by:
-            equation = facts.made_by[equation.invars[0]]
-        if equation.primitive.name in READS:
+        # What is read, if an array is: captured, or made alike for all.
+        made_by: Any = equation
+        while made_by is not None and made_by.primitive.name in READS:
+            source = made_by.invars[0]
+            before = None if isinstance(source, Constant) else facts.made_by.get(source)
+            if before is not None and is_elementwise(before):  # it makes an array of scalars
+                break
+            made_by = before
+        if made_by is None or (made_by is not equation and is_array_for_all(facts, made_by)):
             why = (
                 "it reads an array at an index that depends on the score, or on q_idx and kv_idx "
                 "otherwise than by q_idx − kv_idx, which TPU kernels cannot do. Pass such an array "
                 "as bias= (as mask=, if it is boolean)"
             )
         else:
+            shape = made_by.outvars[0].aval.shape
+            what = f" to make an array of shape {shape}" if shape else ""
             why = (
-                f"it uses {equation.primitive.name!r} on what differs by score, or by query and "
-                "key, which TPU kernels do not. Write it in arithmetic and jnp.where"
+                f"it uses {made_by.primitive.name!r}{what} on what differs by score, or by query "
+                "and key, which TPU kernels do not. Write it in arithmetic on scalars and jnp.where"
             )
         raise NotImplementedError(f"{name}: {why}, or use implementation='blockwise'.")
 
@@ -195,6 +203,11 @@ def _kind(facts: Dependence, variable) -> Kind:
 
 def _is_floating(variable) -> bool:
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
+
+
+def is_array_for_all(facts: Dependence, equation) -> bool:
+    """Whether it makes an array that is the same for all queries, keys and scores."""
+    return not facts.reads[equation.outvars[0]] and equation.outvars[0].aval.shape != ()
 
 
 def _is_boolean(variable) -> bool:

@@ -24,7 +24,9 @@ MEMORY = "memory"
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m smalti.lab.bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        "python -m smalti.lab.bench", allow_abbrev=False, description=__doc__
+    )
     parser.add_argument(
         "--only", metavar="PATTERN", help="cases whose name holds PATTERN, or matches it (*, ?)"
     )
@@ -74,26 +76,32 @@ def main(argv: list[str] | None = None) -> int:
         return 2
 
     use_cpu()
-    console, results, memory, decoded = Console(), [], None, None
-    with console.status("starting") as status:
-        for case in cases:
-            results.append(measure(case, options.rounds, status.update))
-            print_result(console, results[-1])
-        if with_decode:
-            decoded = measure_decode(decode_case, options.rounds, status.update)
-            print_decode(console, decoded)
-        if with_memory:
-            status.update("memory: fresh processes")
-            memory = measure_memory(memory_case)
-            if options.quick:
-                memory.bar_mib = None
-            print_memory(console, memory)
+    console, results, memory, decoded, stopped = Console(), [], None, None, False
+    try:
+        with console.status("starting") as status:
+            for case in cases:
+                results.append(measure(case, options.rounds, status.update))
+                print_result(console, results[-1])
+            if with_decode:
+                decoded = measure_decode(decode_case, options.rounds, status.update)
+                print_decode(console, decoded)
+            if with_memory:
+                status.update("memory: fresh processes")
+                memory = measure_memory(memory_case)
+                if options.quick:
+                    memory.bar_mib = None
+                print_memory(console, memory)
+    except KeyboardInterrupt:
+        stopped = True
+        print("stopped: what was measured to its end is kept", file=sys.stderr)
+        if not results and decoded is None:
+            return 130
     path = options.json or Path("bench-results") / time.strftime("bench-%Y%m%d-%H%M%S.json")
     content = record(results, memory, options.rounds)
     content["decode"] = None if decoded is None else decode_record(decoded)
     write_json(path, content)
     console.print(f"Every sample is in {path}", highlight=False, soft_wrap=True)
-    return 0
+    return 130 if stopped else 0
 
 
 if __name__ == "__main__":
