@@ -65,7 +65,7 @@ CASES = {
     "mask_mod that is to be added": (
         ValueError,
         {"mask": lambda b, h, q_idx, kv_idx: jnp.where(q_idx < kv_idx, -jnp.inf, 0.0)},
-        ["it returned (float32", "to be added to scores goes into score_mod or bias."],
+        ["float32[])", "to be added to scores goes into score_mod or bias."],
     ),
     "mask_mod without return": (
         ValueError,
