@@ -34,17 +34,26 @@ def test_pieces_are_the_whole():
     scores, values = sample()
     expected, expected_lse = whole(scores.astype(np.float64), values)
     for cuts in ([], [10], [1, 2, 3], [5, 10, 15]):
-        out, lse = pieces(jnp.asarray(scores), jnp.asarray(values), cuts)
+        out, lse, correction = pieces(jnp.asarray(scores), jnp.asarray(values), cuts)
+        np.testing.assert_allclose(correction, 1, atol=1e-5)
         np.testing.assert_allclose(out, expected, rtol=2e-6, atol=2e-6)
         np.testing.assert_allclose(lse, expected_lse, rtol=2e-6)
     assert (np.asarray(out[0]) == 0).all()
     assert np.isneginf(lse[0])
 
 
+def test_the_correction_makes_weights_of_a_rounded_lse():
+    for m in (0.0, 80.0, -1e4, -1e9, -1e30, float(np.finfo(np.float32).min)):
+        scores = jnp.full((1, 20), m, jnp.float32)
+        _, lse, correction = pieces(scores, jnp.zeros((20, 1)), [3])
+        weights = jnp.exp(scores - lse[:, None]) * correction[:, None]
+        np.testing.assert_allclose(weights.sum(), 1, rtol=1e-5)
+
+
 def test_merge_of_two_halves():
     scores, values = sample(1)
     halves = [
-        pieces(jnp.asarray(scores[:, s]), jnp.asarray(values[s]), [])
+        pieces(jnp.asarray(scores[:, s]), jnp.asarray(values[s]), [])[:2]
         for s in (slice(0, 10), slice(10, 20))
     ]
     out, lse = merge(*halves[0], *halves[1])
