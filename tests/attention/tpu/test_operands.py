@@ -13,7 +13,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from smalti.attention.tpu import operands
 from smalti.attention.tpu.mods import KernelMod, Operand
-from smalti.attention.tpu.operands import Place
+from smalti.attention.tpu.place import Place, place_of
 from smalti.attention.tpu.tiles import Blocks, Part, TileClass, Walk
 from smalti.tpu.lanes import round_up
 from tests.attention.tpu.walks import NOTHING_HELD
@@ -143,7 +143,7 @@ def indices_of(part: Part):
 def test_the_place_of_a_tile():
     at = SimpleNamespace(b=1, hkv=1, g=0, i=1, j=1)
     grid = SimpleNamespace(walk=WALK, q_head=lambda at: 2 * at.hkv + at.g)
-    assert operands.place_of(1, WALK.lists[0], at, grid) == PLACE
+    assert place_of(1, WALK.lists[0], at, grid) == PLACE
     for part in PARTS:
         query, key = indices_of(part)
         np.testing.assert_array_equal(PLACE.q_indices(part), query)
