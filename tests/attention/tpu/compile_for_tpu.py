@@ -82,7 +82,9 @@ CORE = {
     "float32": Variant(dtype="float32"),
     "traced documents": Variant(mask=document, traced=((B, 512),)),
     "tiny": Variant(B=2, Hq=2, Hkv=2, S=1, D=16, blocks=None),
-    # As much of VMEM as a call can ask for.
+}  # fmt: skip
+# As much of VMEM as a call can ask for, which compiles for long.
+EXTREME = {
     "extreme": Variant(
         B=16, S=8192, D=256, dtype="float32", bias=(1, 2, 8192, 8192), Hq=2, Hkv=2, mask=document,
         traced=((16, 8192),), blocks=None,
@@ -223,11 +225,11 @@ MORE = {
 # By chip. All for v6e, for which most measurements are; each of CHOSEN for one more, of which those
 # that fill VMEM for v7x, which has half.
 COMPILED = {
-    "v4": tuple(CORE),
+    "v4": (*CORE, *EXTREME),
     "v5e": (*CORE, "chosen blocks", "chosen blocks, window", "few queries a tile"),
     "v5p": (*CORE, "chosen blocks, D128"),
-    "v6e": (*CORE, *CHOSEN, *MORE),
-    "v7x": (*CORE, "chosen blocks, D256", "few keys a tile", "chosen blocks, float32"),
+    "v6e": (*CORE, *EXTREME, *CHOSEN, *MORE),
+    "v7x": (*CORE, *EXTREME, "chosen blocks, D256", "few keys a tile", "chosen blocks, float32"),
 }
 
 
@@ -334,7 +336,7 @@ def main(chip: str, *names: str) -> None:
         platform="tpu", topology_name=TENSOR_CORES[chip].topology
     )
     mesh = Mesh(np.array(topology.devices[:1]), ("x",), axis_types=(AxisType.Auto,))
-    variants = CORE | CHOSEN | MORE
+    variants = CORE | EXTREME | CHOSEN | MORE
     for name in names or COMPILED[chip]:
         start = time.process_time()
         try:

@@ -101,7 +101,7 @@ def _gradients(precision, residuals, cotangents):
     dout, dlse = cotangents
     # What weights are multiplied by is corrected instead of them, and rounded first: with the same
     # dout in delta and in the products, the gradients of a row's scores add up to 0 as they should.
-    dout = (dout * correction[..., None]).astype(q.dtype)
+    dout = (dout.astype(jnp.float32) * correction[..., None]).astype(q.dtype)
     delta = (out * dout.astype(jnp.float32)).sum(-1) - dlse * correction
 
     q_tiles, k_tiles, v_tiles, padded_bias = _pad(q, k, v, bias, walk)

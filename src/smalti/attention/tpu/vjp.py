@@ -158,7 +158,7 @@ def _backward(static: Static, residuals, cotangents):
     dout, dlse = cotangents
     walk, heads = walks[1], static.heads
     if correction is not None:  # of weights: whatever they are multiplied by
-        dout = (dout * correction[..., None]).astype(dout.dtype)
+        dout = (dout.astype(jnp.float32) * correction[..., None]).astype(dout.dtype)
     delta = _rowsum(out, dout, heads) - (dlse if correction is None else dlse * correction)
     empty = lse_base2 == -jnp.inf
     lse_base2 = jnp.where(empty, jnp.inf, lse_base2)  # weights of 0
