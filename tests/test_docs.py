@@ -134,7 +134,7 @@ def test_commands_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_names_of_smalti_exist(page):
-    names = re.findall(r"\b((?:smalti|masks)(?:\.[A-Za-z_]\w*)+)", code_of(page))
+    names = re.findall(r"(?<!/)\b((?:smalti|masks)(?:\.[A-Za-z_]\w*)+)", code_of(page))
     names = [re.sub(r"^masks\.", "smalti.masks.", name) for name in names]
     unknown = [name for name in sorted(set(names)) if not resolves(name)]
     assert unknown == []
