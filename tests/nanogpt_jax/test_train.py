@@ -371,7 +371,7 @@ def test_a_signal_saves_and_stops(tmp_path, number, code, name):
     (checkpoint,) = (tmp_path / "runs" / "smoke" / "checkpoints").iterdir()
     assert out.splitlines()[-1] == (
         f"stopped by {name}: step {checkpoint.name} is saved in "
-        f"{checkpoint}; the same command with --resume goes on from there"
+        f"{checkpoint}; --resume goes on from there"
     )
     assert json.loads(metrics.read_text().splitlines()[-1])["step"] == int(checkpoint.name)
 
