@@ -1,10 +1,14 @@
 """What the commands share: they end quietly when nobody reads on, and print in any encoding."""
 
+import contextlib
 import functools
 import io
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from nanogpt_jax.config import UserError
 
 
 def command(main: Callable[[list[str] | None], int]) -> Callable[..., int]:
@@ -25,3 +29,12 @@ def command(main: Callable[[list[str] | None], int]) -> Callable[..., int]:
         return code
 
     return run
+
+
+@contextlib.contextmanager
+def writing_to(option: str, path: Path) -> Iterator[None]:
+    """What the system says against writing a result becomes a UserError that names the option."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option}: cannot write {path}: {error}") from None

@@ -13,7 +13,6 @@ those of nanogpt_jax.train.
 """
 
 import argparse
-import contextlib
 import json
 import re
 import sys
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nanogpt_jax import compare_masks as masks
-from nanogpt_jax.cli import command
+from nanogpt_jax.cli import command, writing_to
 from nanogpt_jax.compare_masks import Arm
 from nanogpt_jax.config import UserError, add_config_arguments, load_config
 from nanogpt_jax.data.names import path_argument
@@ -138,14 +137,6 @@ def compare_masks(args: argparse.Namespace) -> int:
         write_whole(png, masks.plot(record))
     print("\n".join([*masks.table(record), f"written: {json_path}, {png}"]))
     return 0
-
-
-@contextlib.contextmanager
-def writing_to(option: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError) as error:
-        raise UserError(f"{option}: cannot write {path}: {error}") from None
 
 
 def _arm(text: str) -> Arm:

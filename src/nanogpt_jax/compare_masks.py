@@ -133,20 +133,21 @@ def train_all(runs: Sequence[Run], say: Callable[[str], None]) -> int:
     return 0
 
 
-def time_steps(runs: Sequence[Run], rounds: int, say: Callable[[str], None]) -> list[list[float]]:
-    """Seconds of training steps of each run, of `rounds` turns about with one another."""
+def time_steps(
+    setups: Sequence[train.Setup], rounds: int, say: Callable[[str], None]
+) -> list[list[float]]:
+    """Seconds of training steps of each setup, of `rounds` turns about with one another."""
     steps = []
-    for run in runs:
-        setup = train.set_up(run.config)
-        optimizer = make_optimizer(run.config.optimizer, run.config.training.num_iterations)
-        vocab_size = setup.dataset.tokenizer.vocab_size
-        state = init_state(init_params(run.config.model, vocab_size, run.seed), optimizer)
+    for setup in setups:
+        config, vocab_size = setup.config, setup.dataset.tokenizer.vocab_size
+        optimizer = make_optimizer(config.optimizer, config.training.num_iterations)
+        state = init_state(init_params(config.model, vocab_size, config.run.seed), optimizer)
         state = train.sharding.replicate(state, setup.mesh)
         steps.append([train.make_train_step_of(setup, optimizer), state, setup])
-    samples: list[list[float]] = [[] for _ in runs]
+    samples: list[list[float]] = [[] for _ in setups]
     for turn in range(WARM_UP + rounds):
         say(f"timing steps, turn {turn + 1} of {WARM_UP + rounds}")
-        order = range(len(runs)) if turn % 2 == 0 else reversed(range(len(runs)))
+        order = range(len(setups)) if turn % 2 == 0 else reversed(range(len(setups)))
         for i in order:
             step, state, setup = steps[i]
             batch = jax.block_until_ready(train.load_batch(setup, turn))
@@ -159,7 +160,7 @@ def time_steps(runs: Sequence[Run], rounds: int, say: Callable[[str], None]) -> 
     return samples
 
 
-def estimate_step(config: Config, vocab_size: int, chip: str, say: Callable) -> dict[str, Any]:
+def estimate_step(config: Config, vocab_size: int, chip: str) -> dict[str, Any]:
     """A training step of `config` on one chip, bfloat16, all of it in smalti's kernels.
 
     `time_ns`, and `attention_ns`, the part of it that depends on the mask. Or a `reason`.
@@ -170,13 +171,10 @@ def estimate_step(config: Config, vocab_size: int, chip: str, say: Callable) -> 
         ("attention", "preprocess", "pallas"),
     )
     variant = Variant(on_tpu.attention.impl, on_tpu.attention.preprocess)
-    training, layers = config.training, [config.model.num_layers]
-    rows = training.batch_size // training.grad_accumulation
+    rows, layers = [config.training.batch_size], [config.model.num_layers]
     core = TENSOR_CORES[chip]
     try:
-        (entry,) = estimate_steps(
-            on_tpu, [variant], [rows], layers, vocab_size, chip, core.topology, say
-        )
+        (entry,) = estimate_steps(on_tpu, [variant], rows, layers, vocab_size, chip, core.topology)
     except EstimateError as error:
         return {"reason": str(error)}
     if "reason" in entry:
@@ -197,13 +195,12 @@ def compare(
     say: Callable[[str], None],
 ) -> dict[str, Any]:
     """The record of trained runs; the first arm is what the others are held against."""
-    firsts = runs[: len(arms)]
-    samples = time_steps(firsts, rounds, say)
-    vocab_size = train.set_up(firsts[0].config).dataset.tokenizer.vocab_size
+    setups = [train.set_up(run.config) for run in runs[: len(arms)]]
+    samples = time_steps(setups, rounds, say)
     S, entries = config.training.seq_len, []
-    for arm, first, seconds in zip(arms, firsts, samples, strict=True):
+    for arm, setup, seconds in zip(arms, setups, samples, strict=True):
         own = [run for run in runs if run.arm == arm]
-        pairs = make_attention(first.config).visible_pairs
+        pairs = setup.choice.visible_pairs
         entry: dict[str, Any] = {
             **arm._asdict(),
             "visible_pairs": pairs,
@@ -214,7 +211,8 @@ def compare(
         }
         if chip is not None:
             say(f"estimating a step of {arm.name} on {chip}")
-            entry["estimate"] = estimate_step(first.config, vocab_size, chip, lambda _: None)
+            vocab_size = setup.dataset.tokenizer.vocab_size
+            entry["estimate"] = estimate_step(setup.config, vocab_size, chip)
         entries.append(entry)
     return {"chip": chip, "config": config.model_dump(), "arms": entries}
 

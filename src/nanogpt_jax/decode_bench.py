@@ -24,12 +24,13 @@ import numpy as np
 
 from nanogpt_jax.attention import make_attention
 from nanogpt_jax.cache import CacheSizes, cache_sizes
-from nanogpt_jax.cli import command
+from nanogpt_jax.cli import command, writing_to
 from nanogpt_jax.config import Config, UserError, add_config_arguments, load_config
 from nanogpt_jax.data.names import path_argument
 from nanogpt_jax.generate import Caches, Decoder, Draws, recomputation
 from nanogpt_jax.model import Params, init_params
 from nanogpt_jax.sample import make_forward
+from smalti.files import write_whole
 
 MARKS = (1_000, 2_048, 5_000, 10_000, 20_000, 50_000, 100_000)
 # Tokens of a turn, of which a sample is the mean: few, so that what else the machine does falls on
@@ -205,11 +206,9 @@ def main(argv: list[str] | None = None) -> int:
                 "config": config.model_dump(),
                 **found,
             }
-            try:
+            with writing_to("--json", args.json):
                 args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"--json: cannot write {args.json}: {error}") from None
+                write_whole(args.json, json.dumps(record, indent=1) + "\n")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

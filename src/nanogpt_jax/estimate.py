@@ -42,6 +42,7 @@ from nanogpt_jax.sharding import AXIS
 from nanogpt_jax.step import init_state, make_train_step
 from smalti.chips import TENSOR_CORES, find_chip
 from smalti.estimate import CompileFailed, EstimateError, Program, compile_for, estimate
+from smalti.files import write_whole
 
 PARTS = {IMPL_SCOPE: "attention", PREPROCESS_SCOPE: "preprocess"}
 REST = "rest"
@@ -474,7 +475,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.json and args.json != "-":
             path = Path(args.json)
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
+            write_whole(path, text)
     except (UserError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -6,7 +6,6 @@ No run overwrites another: where runs/<name> exists, a new run becomes runs/<nam
 """
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import yaml
 from jax.experimental import multihost_utils
 
 from nanogpt_jax.config import Config, UserError
+from smalti.files import write_whole
 
 
 class WriteError(Exception):
@@ -118,11 +118,5 @@ def numbered(folder: Path, number: int) -> Path:
 
 def write_text(path: Path, text: str) -> None:
     """Whole or not at all."""
-    part = path.with_name(path.name + ".part")
     with writing(path):
-        try:
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, path)
-        except OSError:
-            part.unlink(missing_ok=True)
-            raise
+        write_whole(path, text)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 
 def write_whole(path: str | Path, content: str | bytes) -> None:
@@ -42,6 +44,13 @@ def write_whole(path: str | Path, content: str | bytes) -> None:
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def save_figure(figure: Any, path: Path, **options: Any) -> None:
+    """A matplotlib figure, whole, in the format that the file's name ends in."""
+    picture = io.BytesIO()
+    figure.savefig(picture, format=path.suffix[1:].lower(), **options)
+    write_whole(path, picture.getvalue())
 
 
 def _mode(path: Path) -> int:

@@ -9,6 +9,7 @@ from nanogpt_jax import compare_masks, train
 from nanogpt_jax.compare import main
 from nanogpt_jax.compare_masks import default_arms, mean_curve, reached, summarise, table
 from nanogpt_jax.config import load_config
+from smalti.chips import TENSOR_CORES
 
 from .conftest import SMOKE, arguments
 
@@ -178,3 +179,21 @@ def test_a_curve_comes_down_between_evaluations():
     assert reached(curve, 3.0) == 15
     assert reached(curve, 4.5) == 10
     assert reached(curve, 1.0) is None
+
+
+def test_the_estimate_is_of_all_rows_of_a_step(monkeypatch):
+    """Also of a step that takes them in parts."""
+    asked = []
+
+    def estimate_steps(config, variants, rows, *_):
+        asked.append((rows, config.training.dtype, config.attention.preprocess, str(*variants)))
+        parts = {"attention": {"kernels": 30.0, "xla": 10.0}, "rest": {"kernels": 0.0, "xla": 60.0}}
+        return [{"time_ns": {"simulation": 5.0}, "cycles": {"simulation": parts}}]
+
+    monkeypatch.setattr(compare_masks, "estimate_steps", estimate_steps)
+    overrides = ["training.batch_size=8", "training.grad_accumulation=2"]
+    (run,) = compare_masks.plan_runs(load_config(SMOKE, overrides), default_arms(64)[:1], [0])
+    found = compare_masks.estimate_step(run.config, 55, "v6e")
+    assert asked == [([8], "bfloat16", "pallas", "flex/pallas")]
+    assert found["time_ns"] == 5.0
+    assert found["attention_ns"] == 40 / TENSOR_CORES["v6e"].clock_hz * 1e9

@@ -1,6 +1,5 @@
 """The record of `smalti estimate bench` as tables on a terminal and as a picture."""
 
-import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from rich.text import Text
 
 from smalti.cli.bench_cases import OURS, PEERS
 from smalti.cli.bench_record import ALL
-from smalti.files import write_whole
+from smalti.files import save_figure
 
 _PASS = {"forward": "forward", "both": "fwd+bwd"}
 _STYLE = {OURS: ("#CC6677", "D"), "tokamax": ("#332288", "o"), "splash": ("#44AA99", "s")}
@@ -122,9 +121,7 @@ def _say(out: Console, text: str) -> None:
 
 def draw(record: Mapping[str, Any], path: Path) -> None:
     """Each shape's times over its best peer's: a panel for each pass and chip."""
-    picture = io.BytesIO()
-    figure(record).savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-    write_whole(path, picture.getvalue())
+    save_figure(figure(record), path, dpi=150)
 
 
 def figure(record: Mapping[str, Any]) -> Figure:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from smalti.files import write_whole
+from smalti.files import save_figure
 from smalti.masks.block_mask import BlockMask
 from smalti.masks.catalogue import causal
 from smalti.masks.count import count, entry, pairs_of
@@ -152,10 +151,8 @@ def draw(
     # Neither a date nor a version in the file.
     metadata: dict[str, Any] = {"Date": None, "Creator": None} if _is_svg(path) else {}
     metadata = metadata or {"Software": None}
-    picture = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "smalti"}):
-        figure.savefig(picture, format=path.suffix[1:].lower(), metadata=metadata)
-    write_whole(path, picture.getvalue())
+        save_figure(figure, path, metadata=metadata)
 
 
 def cells(

@@ -1,6 +1,5 @@
 """Records as a picture. Needs matplotlib, which the extra `cli` brings."""
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from matplotlib.figure import Figure
 
 from smalti.estimate.report.entry import OCCUPANCY
 from smalti.estimate.report.record import entries_of
-from smalti.files import write_whole
+from smalti.files import save_figure
 
 # Paul Tol's "muted" and a grey: told apart without colour vision, too.
 COLOURS = (
@@ -50,9 +49,7 @@ def draw(record: Mapping[str, Any], path: Path) -> None:
     shares.set_xlabel("busy, % of the simulated time, units stacked (HBM: of all the time)")
     shares.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.suptitle(f"{_title(record)}\n{record['label']}", fontsize=10)
-    picture = io.BytesIO()
-    figure.savefig(picture, format=path.suffix[1:].lower(), dpi=150)
-    write_whole(path, picture.getvalue())
+    save_figure(figure, path, dpi=150)
 
 
 def _title(record: Mapping[str, Any]) -> str:
