@@ -235,3 +235,19 @@ def test_scalars_that_do_not_fit_smem_are_refused_with_the_arithmetic():
     message = r"take 4,194,304 bytes of SMEM \(4,194,304 for the numbers of score_mod\)"
     with pytest.raises(NotImplementedError, match=message):
         jax.eval_shape(attend, shape)
+
+
+def test_lists_of_tiles_that_do_not_fit_smem_say_so(majors):
+    """What is known of them when blocks are, too late for another implementation."""
+    majors(128)
+    q = jax.ShapeDtypeStruct((16, 16384, 1, 8), jnp.float32)
+    ids = jax.ShapeDtypeStruct((16, 16384), jnp.int32)
+
+    def attend(q, ids):
+        tiles = smalti.BlockSizes(128, 128)
+        how = {"implementation": "pallas", "interpret": True, "block_sizes": tiles}
+        return smalti.attention(q, q, q, mask=masks.document(ids), **how)
+
+    message = r"1,048,576 for the blocks that pairs without tiles hold .* or use implementation="
+    with pytest.raises(NotImplementedError, match=message):
+        jax.eval_shape(attend, q, ids)
